@@ -17,10 +17,10 @@ class Batch(TypedDict, total=False):
     views: "list[Tensor]"  # the crops of each group, float [B, count, C, S, S]
     index: "Tensor"  # numbers of the images, int64 [B]
     label: "Tensor"  # classes, -1 for none, int64 [B]
-    boxes: "list[Tensor]"  # corners of each image's boxes (pixels), float [n, 4]
-    labels: "list[Tensor]"  # classes of each image's boxes, int64 [n]
-    masks: "list[Tensor]"  # outlines of each image's boxes, uint8 [n, S, S]
-    mask: "Tensor"  # class of each pixel, int64 [B, S, S]
+    boxes: "Tensor"  # corners of boxes (pixels), float [B, n, 4]. n is the most of an image
+    labels: "Tensor"  # classes of boxes, -1 for none, int64 [B, n]
+    masks: "Tensor"  # outlines of boxes, uint8 [B, n, H, W]
+    mask: "Tensor"  # class of each pixel, int64 [B, H, W]
     weight: float  # factor of the mean loss, see :class:`idmm.data.loaders.Request`
     failed: str  # why a worker could not make the batch
 

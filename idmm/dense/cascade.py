@@ -1,8 +1,7 @@
-"""Cascade R-CNN (Cai and Vasconcelos, CVPR 2018): three heads, each of which refines the boxes of
-the one before."""
+"""Cascade R-CNN (Cai and Vasconcelos, CVPR 2018): three heads, each refines the boxes before it."""
 
 from collections import defaultdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +17,19 @@ from torchvision.ops import clip_boxes_to_image
 from idmm.dense.targets import Size
 from idmm.models.base import Tensors
 
+BoxWeights = tuple[float, float, float, float]
+
 IOUS = (0.5, 0.6, 0.7)  # intersection over union from which a box is an object, per head
 # inverse standard deviations of the offsets (x, y, width, height), per head
-BOX_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
+BOX_WEIGHTS: tuple[BoxWeights, ...] = (
+    (10.0, 10.0, 5.0, 5.0),
+    (20.0, 20.0, 10.0, 10.0),
+    (30.0, 30.0, 15.0, 15.0),
+)
 LOSS_WEIGHTS = (1.0, 0.5, 0.25)  # as in mmdetection, which the drloc supplement uses
 
 
-class SharedBoxPredictor(FastRCNNPredictor):
+class SharedBoxPredictor(FastRCNNPredictor):  # type: ignore[misc]  # torchvision has no types
     """Class logits, and one box for all classes."""
 
     def __init__(self, in_channels: int, num_classes: int):
@@ -32,8 +37,10 @@ class SharedBoxPredictor(FastRCNNPredictor):
         self.bbox_pred = nn.Linear(in_channels, 4)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits [R, K] and offsets [R, 4 K], the same for each class, of features [R,
-        d]."""
+        """Return logits [R, K] and offsets [R, 4 K], the same for each class.
+
+        The features are [R, d].
+        """
         logits, offsets = super().forward(x)
         return logits, offsets.repeat(1, logits.shape[1])
 
@@ -60,8 +67,7 @@ class CascadeHeads(nn.Module):
         sizes: list[Size],
         targets: list[Tensors] | None,
     ) -> tuple[list[Tensors], Tensors]:
-        """Return detections and losses, as :class:`torchvision.models.detection.roi_heads.RoIHeads`
-        does.
+        """Return detections and losses, as torchvision's ``RoIHeads`` do.
 
         Args:
             features: Maps of the pyramid, [B, D, h, w] each.
@@ -78,23 +84,23 @@ class CascadeHeads(nn.Module):
     def _losses(
         self, images: "_Images", proposals: list[Tensor], targets: list[Tensors]
     ) -> Tensors:
-        totals: Tensors = defaultdict(float)
+        totals: dict[str, Any] = defaultdict(float)
+        head: RoIHeads
         for head, weight in zip(self.heads, LOSS_WEIGHTS, strict=True):
-            boxes, matches, labels, wanted = head.select_training_samples(proposals, targets)
+            boxes, matches, labels, true_offsets = head.select_training_samples(proposals, targets)
             logits, offsets = images.outputs(head, boxes)
-            classifier_loss, box_loss = fastrcnn_loss(logits, offsets, labels, wanted)
+            classifier_loss, box_loss = fastrcnn_loss(logits, offsets, labels, true_offsets)
             totals["loss_classifier"] += weight * classifier_loss
             totals["loss_box_reg"] += weight * box_loss
             if head.has_mask():
-                totals["loss_mask"] += weight * images.mask_loss(
-                    head, boxes, targets, matches, labels
-                )
+                mask_loss = images.mask_loss(head, boxes, targets, matches, labels)
+                totals["loss_mask"] += weight * mask_loss
             true_boxes = [target["boxes"] for target in targets]
             proposals = _without(images.refined(head, offsets, boxes), boxes, true_boxes)
         return dict(totals)
 
     def _detections(self, images: "_Images", proposals: list[Tensor]) -> list[Tensors]:
-        last = self.heads[-1]
+        last: RoIHeads = self.heads[-1]
         all_logits = []
         for head in self.heads:
             logits, offsets = images.outputs(head, proposals)
@@ -105,14 +111,15 @@ class CascadeHeads(nn.Module):
         boxes, scores, labels = last.postprocess_detections(
             mean_logits, offsets, proposals, images.sizes
         )
-        detections = [
-            {"boxes": b, "scores": s, "labels": k}
-            for b, s, k in zip(boxes, scores, labels, strict=True)
-        ]
+        detections = []
+        for number in range(len(boxes)):
+            detections.append(
+                {"boxes": boxes[number], "scores": scores[number], "labels": labels[number]}
+            )
         if last.has_mask():
-            per_head = [
-                maskrcnn_inference(images.mask_logits(head, boxes), labels) for head in self.heads
-            ]
+            per_head = []
+            for head in self.heads:
+                per_head.append(maskrcnn_inference(images.mask_logits(head, boxes), labels))
             for detection, masks in zip(detections, zip(*per_head, strict=True), strict=True):
                 detection["masks"] = torch.stack(masks).mean(0)  # [n, 1, 28, 28]
         return detections
@@ -127,12 +134,14 @@ class _Images(NamedTuple):
     def outputs(self, head: RoIHeads, boxes: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return logits [R, K + 1] and offsets [R, 4 (K + 1)] of all boxes."""
         pooled = head.box_roi_pool(self.features, boxes, self.sizes)  # [R, D, 7, 7]
-        return head.box_predictor(head.box_head(pooled))
+        logits, offsets = head.box_predictor(head.box_head(pooled))
+        return logits, offsets
 
     def mask_logits(self, head: RoIHeads, boxes: list[Tensor]) -> Tensor:
         """Return logits of masks within the boxes, [R, K + 1, 28, 28]."""
         pooled = head.mask_roi_pool(self.features, boxes, self.sizes)  # [R, D, 14, 14]
-        return head.mask_predictor(head.mask_head(pooled))
+        logits: Tensor = head.mask_predictor(head.mask_head(pooled))
+        return logits
 
     def mask_loss(
         self,
@@ -143,30 +152,27 @@ class _Images(NamedTuple):
         labels: list[Tensor],
     ) -> Tensor:
         """Return the loss of the masks within boxes that are objects."""
-        objects = [label > 0 for label in labels]
-        object_boxes = [box[is_object] for box, is_object in zip(boxes, objects, strict=True)]
-        object_matches = [
-            match[is_object] for match, is_object in zip(matches, objects, strict=True)
-        ]
+        object_boxes = []
+        object_matches = []
+        for number, label in enumerate(labels):
+            is_object = label > 0
+            object_boxes.append(boxes[number][is_object])
+            object_matches.append(matches[number][is_object])
         masks = [target["masks"] for target in targets]
         classes = [target["labels"] for target in targets]
-        return maskrcnn_loss(
-            self.mask_logits(head, object_boxes), object_boxes, masks, classes, object_matches
-        )
+        logits = self.mask_logits(head, object_boxes)
+        loss: Tensor = maskrcnn_loss(logits, object_boxes, masks, classes, object_matches)
+        return loss
 
     def refined(self, head: RoIHeads, offsets: Tensor, boxes: list[Tensor]) -> list[Tensor]:
-        """Return the boxes moved by a head's offsets, within their images. No gradient goes through
-        them."""
+        """Return the boxes moved by a head's offsets, within their images, without a gradient."""
         moved = head.box_coder.decode(offsets.detach(), boxes)[:, 0]  # [R, K + 1, 4] -> [R, 4]
         parts = moved.split([len(box) for box in boxes])
-        return [
-            clip_boxes_to_image(part, size) for part, size in zip(parts, self.sizes, strict=True)
-        ]
+        return list(map(clip_boxes_to_image, parts, self.sizes))
 
 
 def _without(refined: list[Tensor], boxes: list[Tensor], true_boxes: list[Tensor]) -> list[Tensor]:
-    """Return the refined boxes without those that were true boxes: each head samples these
-    itself."""
+    """Return the refined boxes without those that were true boxes, which each head samples."""
     remaining = []
     for moved, before, true in zip(refined, boxes, true_boxes, strict=True):
         is_true = (before[:, None] == true.to(before.dtype)).all(2).any(1)  # [R, n, 4] -> [R]

@@ -3,33 +3,36 @@
 The layout is ROOT/annotations/PART.json with the images in ROOT/PART, or COCO's own file names.
 """
 
+import itertools
 import json
 import os
 import reprlib
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
 
 from idmm.config.parsing import dotted, expected
 from idmm.data.folder import PARTS, same_place
 from idmm.data.formats import BadImage
 from idmm.data.images import read
 from idmm.data.split import Split, class_of, split_of
-from idmm.dense.faults import as_text, misfits, unusable
-from idmm.dense.targets import BoxTarget, Size
-from idmm.errors import UserError, checked
+from idmm.dense.faults import as_text, misfits, under, unusable
+from idmm.dense.targets import BoxTarget, Floats, RunLengths, Segment, Size
+from idmm.errors import Fault, UserError, checked
 from idmm.progress import log
-from idmm.text import capped, counted, listed
+from idmm.text import counted, listed
 
 SLACK = 1.0  # pixels by which a box may cross the edge, from rounding. It is clipped
-# coordinates of outlines at most, in long sides of the image. pycocotools needs memory for far ones
-FAR = 2.0
+FAR = 2.0  # coordinates of outlines at most, in long sides. pycocotools needs memory for far ones
 LONGEST_RUN = 2**32  # of an RLE (pixels), in pycocotools
 
 
@@ -73,6 +76,11 @@ class _File:
     annotations: list[_Annotation]
     categories: Annotated[list[_Category], Field(min_length=1)]
 
+    @property
+    def classes(self) -> dict[int, str]:
+        """Names by the number of the category."""
+        return {row.id: class_of(row.name) for row in self.categories}
+
 
 @dataclass
 class _RunLengths:
@@ -80,26 +88,26 @@ class _RunLengths:
     counts: str | list[Annotated[int, Field(ge=0)]]
 
 
-_FIELDS = {
-    name
-    for kind in (_Image, _Category, _Annotation, _File, _RunLengths)
-    for name in kind.__annotations__
-}
-_FILE, _RUN_LENGTHS = map(TypeAdapter, (_File, _RunLengths))
+_FIELDS = set().union(
+    *(kind.__annotations__ for kind in (_Image, _Category, _Annotation, _File, _RunLengths))
+)
+_FILE = TypeAdapter(_File)
+_RUN_LENGTHS = TypeAdapter(_RunLengths)
 _POLYGONS = TypeAdapter(list[list[float]], config=_STRICT)
 
 
-def _fault(error: dict, prefix: tuple = ()) -> str:
-    """Return a fault that pydantic found, with its place."""
-    place = [*prefix, *(part for part in error["loc"] if isinstance(part, int) or part in _FIELDS)]
+def _reason(error: ErrorDetails, *prefix: str) -> str:
+    """Return what pydantic found, with its place."""
+    parts = [part for part in error["loc"] if isinstance(part, int) or part in _FIELDS]
+    place = dotted((*prefix, *parts))
     if error["type"] in ("missing", "json_invalid"):
-        return f"{dotted(place)} {error['msg']}".lower().strip()
-    return f"{dotted(place) or 'it'} is {reprlib.repr(error['input'])}, expected {expected(error)}"
+        return f"{place} {error['msg']}".lower().strip()
+    return f"{place or 'it'} is {reprlib.repr(error['input'])}, expected {expected(error)}"
 
 
 # ---------------------------------------------------------------------- files
-def read_coco(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[int, str]]:
-    """Read all parts.
+def read_coco(root: Path, faults: list[Fault]) -> tuple[dict[str, Split], dict[int, str]]:
+    """Read all parts. Faults of their content are added to ``faults``.
 
     Returns:
         Images with targets by part, and class names by category number, in the order of these.
@@ -114,28 +122,30 @@ def read_coco(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[int
             if path.exists():
                 files[part] = path
     if "train" not in files:
-        layout = f"{root}/annotations/train.json with the images in {root}/train, or instances_train2017.json"
         raise UserError(
-            f"data.root: '{root}' has no annotations of objects to train on, expected {layout}"
-        )
-    opened = dict(
-        zip(files, checked(*(partial(_opened, path) for path in files.values())), strict=True)
-    )
-    names = {
-        part: {row.id: class_of(row.name) for row in file.categories}
-        for part, file in opened.items()
-    }
-    classes = dict(sorted(names["train"].items()))
-    for part, others in names.items():
-        if odd := [
-            f"{number} '{name}'" for number, name in others.items() if classes.get(number) != name
-        ]:
-            train = f"'{files['train']}'"
-            faults.append(
-                f"data.root: '{files[part]}' has categories that are not in {train}: {listed(odd)}"
+            Fault(
+                "data.root",
+                f"'{root}' has no annotations of objects to train on, "
+                f"expected {root}/annotations/train.json with the images in {root}/train, "
+                "or instances_train2017.json",
             )
+        )
+    opened = checked(*(partial(_opened, path) for path in files.values()))
+    contents: dict[str, _File] = dict(zip(files, opened, strict=True))
+    classes = dict(sorted(contents["train"].classes.items()))
     labels = {str(number): label for label, number in enumerate(classes)}
-    parts = {part: _part(root, files[part], file, labels, faults) for part, file in opened.items()}
+    for part, content in contents.items():
+        others = content.classes.items() - classes.items()
+        if others:
+            names = [f"{one[0]} '{one[1]}'" for one in content.classes.items() if one in others]
+            fault = (
+                f"'{files[part]}' has categories that are not in '{files['train']}': "
+                f"{listed(names)}"
+            )
+            faults.append(Fault("data.root", fault))
+    parts = {}
+    for part, content in contents.items():
+        parts[part] = _part(root, files[part], content, labels, faults)
     return parts, classes
 
 
@@ -145,77 +155,99 @@ def _opened(path: Path) -> _File:
         content = read(path)
         file = _FILE.validate_json(content.decode(json.detect_encoding(content)))
     except BadImage as error:
-        raise UserError(f"data.root: '{path}' cannot be read ({error.reason})") from None
+        raise UserError(Fault("data.root", f"'{path}' cannot be read ({error.reason})")) from None
     except ValidationError as error:
-        lines = {}
-        for fault in error.errors(include_url=False):
-            lines.setdefault(fault["loc"][:3], f"  {_fault(fault)}")  # the first one of a union
-        raise UserError(
-            f"data.root: '{path}' is not in COCO's format:", *capped([*lines.values()])
-        ) from None
+        reasons: dict[tuple[int | str, ...], str] = {}
+        for details in error.errors(include_url=False):
+            reasons.setdefault(details["loc"][:3], _reason(details))  # the first one of a union
+        heading = f"'{path}' is not in COCO's format:"
+        raise UserError(*under(heading, [*reasons.values()])) from None
     except UnicodeError as error:
-        raise UserError(f"data.root: '{path}' is no text in UTF-8 ({error})") from None
-    for what, rows in (("images", file.images), ("categories", file.categories)):
-        if repeated := [
-            number for number, count in Counter(str(row.id) for row in rows).items() if count > 1
-        ]:
-            raise UserError(
-                f"data.root: '{path}' has several {what} with the id {listed(repeated)}"
-            )
+        raise UserError(Fault("data.root", f"'{path}' is no text in UTF-8 ({error})")) from None
+    if repeated := _repeated(image.id for image in file.images):
+        raise UserError(Fault("data.root", f"'{path}' has several images with the id {repeated}"))
+    if repeated := _repeated(category.id for category in file.categories):
+        fault = f"'{path}' has several categories with the id {repeated}"
+        raise UserError(Fault("data.root", fault))
     return file
 
 
-def _part(root: Path, path: Path, file: _File, labels: dict[str, int], faults: list[str]) -> Split:
+def _repeated(ids: Iterable[Identifier]) -> str:
+    """Return the identifiers that occur more than once, as text."""
+    counts = Counter(map(str, ids))
+    return listed(one for one, count in counts.items() if count > 1)
+
+
+class _Object(NamedTuple):
+    """An object of an image."""
+
+    box: Floats  # x1, y1, x2, y2 (pixels)
+    label: int
+    outline: Segment | None
+    crowd: bool
+
+
+def _part(
+    root: Path, path: Path, file: _File, labels: dict[str, int], faults: list[Fault]
+) -> Split:
     """Return the images that exist in the size of the annotation file, and their objects."""
     images = {str(image.id): image for image in file.images}
     objects = _objects(path, file, images, labels, faults)
     folder = root / path.stem.removeprefix("instances_")
-    places = {}
+    names = {}  # by the image's id
     reasons = []
     for key, image in images.items():
         try:
-            places[key] = _place(image.file_name, folder)
+            names[key] = _name_in(folder, image.file_name)
         except ValueError as error:
             reasons.append(f"image '{image.file_name}' {error}")
-    for place, count in Counter(places.values()).items():
+    for name, count in Counter(names.values()).items():
         if count > 1:
-            reasons.append(f"image '{place}' is listed {count} times")
-    split = split_of(root, [f"{folder.name}/{place}" for place in places.values()])
-    found = misfits(path, split, [images[key].size for key in places])
-    for key, fault in zip(places, found, strict=True):
-        if fault is not None:
-            reasons.append(f"image '{images[key].file_name}': {fault}")
+            reasons.append(f"image '{name}' is listed {count} times")
+    split = split_of(root, [f"{folder.name}/{name}" for name in names.values()])
+    sizes = [images[key].size for key in names]
+    for key, misfit in zip(names, misfits(path, split, sizes), strict=True):
+        if misfit is not None:
+            reasons.append(f"image '{images[key].file_name}': {misfit}")
     faults += unusable(path, counted(len(images), "image"), reasons)
-
-    outlines = [
-        segment is not None
-        for rows in objects.values()
-        for _, _, segment, crowd in rows
-        if not crowd
-    ]
-    outlined = bool(outlines) and all(outlines)
-    if any(outlines) and not outlined:
-        count = f"{outlines.count(False)} of {counted(len(outlines), 'object')}"
-        log.warning("data.root: '%s': %s have no outline, so only boxes are used", path, count)
-    targets = []
-    for key in places:
-        image = images[key]
-        boxes, numbers, segments, crowd = ([row[n] for row in objects[key]] for n in range(4))
-        boxes = np.array(boxes, dtype=np.float32).reshape(-1, 4)
-        crowd = np.array(crowd, dtype=bool)
-        segments = segments if outlined else None
-        targets.append(
-            BoxTarget(boxes, np.array(numbers, np.int64), segments, crowd, image.size, image.id)
-        )
+    outlined = _have_outlines(path, objects)
+    targets = [_target(images[key], objects[key], outlined) for key in names]
     return replace(split, targets=targets)
 
 
+def _have_outlines(path: Path, objects: dict[str, list[_Object]]) -> bool:
+    """Return whether all objects have outlines. Warns if only some have."""
+    single = [one for one in itertools.chain.from_iterable(objects.values()) if not one.crowd]
+    without = [one for one in single if one.outline is None]
+    if without and len(without) < len(single):
+        log.warning(
+            "data.root: '%s': %d of %s have no outline, so only boxes are used",
+            path,
+            len(without),
+            counted(len(single), "object"),
+        )
+    return bool(single) and not without
+
+
+def _target(image: _Image, objects: list[_Object], outlined: bool) -> BoxTarget:
+    segments = None
+    if outlined:
+        segments = [one.outline for one in objects if one.outline is not None]
+    return BoxTarget(
+        boxes=np.array([one.box for one in objects], dtype=np.float32).reshape(-1, 4),
+        labels=np.array([one.label for one in objects], dtype=np.int64),
+        segments=segments,
+        crowd=np.array([one.crowd for one in objects], dtype=bool),
+        size=image.size,
+        image_id=image.id,
+    )
+
+
 def _objects(
-    path: Path, file: _File, images: dict[str, _Image], labels: dict[str, int], faults: list[str]
-) -> dict[str, list[tuple]]:
-    """Return box, label, outline and whether it is a crowd of each object, by the id of its
-    image."""
-    objects = defaultdict(list)
+    path: Path, file: _File, images: dict[str, _Image], labels: dict[str, int], faults: list[Fault]
+) -> dict[str, list[_Object]]:
+    """Return the objects that can be used, by the id of their image."""
+    objects: dict[str, list[_Object]] = defaultdict(list)
     reasons = []
     without_area = 0
     for row in file.annotations:
@@ -239,7 +271,7 @@ def _objects(
         crowd = row.iscrowd in (1, "1")
         if crowd and outline is None:
             outline = [box[[0, 1, 2, 1, 2, 3, 0, 3]]]
-        objects[key].append((box, labels[category], outline, crowd))
+        objects[key].append(_Object(box, labels[category], outline, crowd))
     if without_area:
         log.warning(
             "data.root: '%s': left out %s without area", path, counted(without_area, "object")
@@ -248,34 +280,40 @@ def _objects(
     return objects
 
 
-def _place(name: str, folder: Path) -> str:
-    """Return an image's path below its folder. ValueError: it has none. A link to a file is in the
-    link's folder."""
+def _name_in(folder: Path, name: str) -> str:
+    """Return an image's path below its folder. A link to a file is in the link's folder.
+
+    ValueError: It has none.
+    """
     path = os.path.join(folder, name)  # an absolute name stays
     if not os.path.exists(path):
         path = os.path.join(folder, name.replace("\\", "/"))  # as Windows has it
     if not os.path.exists(path):
         raise ValueError(f"does not exist (in '{folder}')")
-    place = os.path.relpath(same_place(path), os.path.realpath(folder))
-    if place.split(os.sep)[0] == os.pardir:
+    below = os.path.relpath(same_place(path), os.path.realpath(folder))
+    if below.split(os.sep)[0] == os.pardir:
         raise ValueError(f"lies outside of '{folder}', expected a path below it")
-    return place
+    return below
 
 
 # ---------------------------------------------------------------------- objects
-def _box(bbox: list[float], size: Size) -> np.ndarray:
-    """Return COCO's [x, y, width, height] as x1, y1, x2, y2, clipped. ValueError: it is not in an
-    image of ``size``."""
+def _box(bbox: list[float], size: Size) -> NDArray[np.float64]:
+    """Return COCO's [x, y, width, height] as x1, y1, x2, y2, clipped.
+
+    ValueError: It is not in an image of ``size``.
+    """
     x, y, w, h = bbox
     corners = np.array([x, y, x + w, y + h])
     box = corners.clip(0, [*size[::-1]] * 2)
     if min(w, h) < 0 or np.abs(box - corners).max() > SLACK:
-        where = f"bbox {bbox} is not in the image ({as_text(size)} pixels)"
-        raise ValueError(f"{where}, expected [x, y, width, height], of which none is negative")
+        raise ValueError(
+            f"bbox {bbox} is not in the image ({as_text(size)} pixels), "
+            "expected [x, y, width, height], of which none is negative"
+        )
     return box
 
 
-def _outline(segment: Any, size: Size) -> list[np.ndarray] | dict | None:
+def _outline(segment: Any, size: Size) -> Segment | None:
     """Return COCO's outline: polygons as float32, or RLE as pycocotools itself writes it.
 
     pycocotools does not check its input and would read memory that is not its own.
@@ -283,44 +321,53 @@ def _outline(segment: Any, size: Size) -> list[np.ndarray] | dict | None:
     Raises:
         ValueError: It cannot be drawn into an image of ``size``.
     """
-    from pycocotools import mask as coco  # of the extra 'dense'
-
     if segment in (None, [], [[]]):
         return None
     try:
-        kind = _POLYGONS if isinstance(segment, list) else _RUN_LENGTHS
-        outline = kind.validate_python(segment)
+        if isinstance(segment, list):
+            return _polygons(_POLYGONS.validate_python(segment), size)
+        return _run_lengths(_RUN_LENGTHS.validate_python(segment), size)
     except ValidationError as error:
-        raise ValueError(
-            f"{_fault(error.errors()[-1], ('segmentation',))} (polygons or RLE)"
-        ) from None
-    if isinstance(outline, list):
-        for polygon in outline:
-            far = max(map(abs, polygon), default=0) > FAR * max(size)
-            if far or len(polygon) < 6 or len(polygon) % 2:
-                expected = f"x and y of three points or more in the image ({as_text(size)} pixels)"
-                raise ValueError(
-                    f"segmentation has the polygon {reprlib.repr(polygon)}, expected {expected}"
-                )
-        return [np.array(polygon, dtype=np.float32) for polygon in outline]
-    if isinstance(outline.counts, str):
-        counts = _unpacked(outline.counts)
-    else:
-        counts = outline.counts
+        reason = _reason(error.errors()[-1], "segmentation")
+        raise ValueError(f"{reason} (polygons or RLE)") from None
+
+
+def _polygons(polygons: list[list[float]], size: Size) -> Segment:
+    for polygon in polygons:
+        far = max(map(abs, polygon), default=0) > FAR * max(size)
+        if far or len(polygon) < 6 or len(polygon) % 2:
+            raise ValueError(
+                f"segmentation has the polygon {reprlib.repr(polygon)}, "
+                f"expected x and y of three points or more in the image ({as_text(size)} pixels)"
+            )
+    return [np.array(polygon, dtype=np.float32) for polygon in polygons]
+
+
+def _run_lengths(rle: _RunLengths, size: Size) -> Segment:
+    from pycocotools import mask as coco  # of the extra 'dense'
+
+    counts = rle.counts
+    if isinstance(counts, str):
+        counts = _unpacked(counts)
     pixels = size[0] * size[1]
-    if outline.size != size or sum(counts) != pixels or min(counts) < 0 or pixels >= LONGEST_RUN:
-        has = f"its RLE of {as_text(outline.size)} pixels has runs of {sum(counts)}"
-        raise ValueError(f"{has}, expected {as_text(size)}, which is {pixels}")
-    return coco.frPyObjects({"size": [*size], "counts": counts}, *size)
+    if rle.size != size or sum(counts) != pixels or min(counts) < 0 or pixels >= LONGEST_RUN:
+        raise ValueError(
+            f"its RLE of {as_text(rle.size)} pixels has runs of {sum(counts)}, "
+            f"expected {as_text(size)}, which is {pixels}"
+        )
+    packed: RunLengths = coco.frPyObjects({"size": [*size], "counts": counts}, *size)
+    return packed
 
 
 def _unpacked(text: str) -> list[int]:
-    """Return the runs of COCO's compressed RLE: 5 bits per letter, from the third on differences to
-    the last but one.
+    """Return the runs of COCO's compressed RLE: 5 bits per letter.
 
-    ValueError: It is none.
+    From the third on they are differences to the last but one.
+
+    Raises:
+        ValueError: It is none.
     """
-    runs = []
+    runs: list[int] = []
     value = 0
     shift = 0
     for letter in text:
@@ -333,7 +380,9 @@ def _unpacked(text: str) -> list[int]:
             continue
         if digit & 16:
             value -= 1 << shift
-        runs.append(value + runs[-2] if len(runs) > 2 else value)
+        if len(runs) > 2:
+            value += runs[-2]
+        runs.append(value)
         value = 0
         shift = 0
     else:

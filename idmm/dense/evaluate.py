@@ -1,24 +1,26 @@
-"""Metrics: COCO's average precision of boxes and masks, and intersection over union of a
-segmentation."""
+"""Metrics: COCO's average precision of boxes and masks, intersection over union of pixels."""
 
 import contextlib
 import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from idmm.config.dense import tested_sides
 from idmm.dense.network import Segmenter
-from idmm.dense.targets import BoxTarget, Size
+from idmm.dense.targets import BoxTarget, Floats, Integers, RunLengths, Segment, Size
 from idmm.dense.transforms import letterboxed
 from idmm.models.base import Tensors, resized
 
 Scores = dict[str, float | None]  # in percent. None: undefined
+PerClass = dict[str, NDArray[np.float64]]  # the same of each class, [K]. NaN: undefined
 # of COCO's 0.50, 0.55 ... 0.95
 THRESHOLDS = {"ap": slice(None), "ap50": slice(0, 1), "ap75": slice(5, 6)}
 
@@ -28,13 +30,12 @@ THRESHOLDS = {"ap": slice(None), "ap50": slice(0, 1), "ap75": slice(5, 6)}
 class Objects:
     """The n objects that a detector finds in an image, by falling score."""
 
-    boxes: np.ndarray  # float32 [n, 4]: x1, y1, x2, y2 (pixels of the file)
-    labels: np.ndarray  # int64 [n], from 0
-    scores: np.ndarray  # float32 [n], from 0 to 1
-    # masks as COCO's RLE of the file's size. None: no masks were predicted
-    segments: list[dict] | None
+    boxes: Floats  # float32 [n, 4]: x1, y1, x2, y2 (pixels of the file)
+    labels: Integers  # [n], from 0
+    scores: Floats  # float32 [n], from 0 to 1
+    segments: Sequence[Segment] | None  # outlines at the file's size. None: no masks were predicted
 
-    def results(self, image_id: int | str, categories: Sequence[int]) -> list[dict]:
+    def results(self, image_id: int | str, categories: Sequence[int]) -> list[dict[str, Any]]:
         """Return one entry per object in COCO's result format.
 
         Args:
@@ -43,22 +44,18 @@ class Objects:
         """
         x1, y1, x2, y2 = self.boxes.astype(float).T
         boxes = np.stack([x1, y1, x2 - x1, y2 - y1], axis=1).tolist()
-        if self.segments is None:
-            outlines = [{}] * len(boxes)
-        else:
-            outlines = [{"segmentation": rle} for rle in self.segments]
-        return [
-            {
+        results = []
+        for number, box in enumerate(boxes):
+            result = {
                 "image_id": image_id,
-                "category_id": categories[label],
+                "category_id": categories[self.labels[number]],
                 "bbox": box,
-                "score": float(score),
-                **outline,
+                "score": float(self.scores[number]),
             }
-            for box, label, score, outline in zip(
-                boxes, self.labels, self.scores, outlines, strict=True
-            )
-        ]
+            if self.segments is not None:
+                result["segmentation"] = self.segments[number]
+            results.append(result)
+        return results
 
 
 def on_file(output: Tensors, size: Size, side: int, short: float | None = None) -> Objects:
@@ -73,42 +70,33 @@ def on_file(output: Tensors, size: Size, side: int, short: float | None = None) 
         size: Height and width of the file (pixels).
         side, short: Of the canvas (pixels), see :func:`idmm.dense.transforms.letterboxed`.
     """
-    output = {
-        name: value.float().cpu() if value.is_floating_point() else value.cpu()
-        for name, value in output.items()
-    }
-    (h, w), (height, width) = size, letterboxed(size, side, short=short)
+    h, w = size
+    height, width = letterboxed(size, side, short=short)
     factor = torch.tensor([w / width, h / height] * 2)
-    boxes = (output["boxes"] * factor).clamp(min=0).minimum(torch.tensor([w, h] * 2))
+    canvas_boxes = output["boxes"].float().cpu()
+    boxes = (canvas_boxes * factor).clamp(min=0).minimum(torch.tensor([w, h] * 2))
     inside = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(1)  # others lie in the padding
     segments = None
     if "masks" in output:
-        unclipped = ((output["boxes"][inside] + 0.5) * factor).tolist()
-        segments = [
-            _run_lengths(mask, box, size)
-            for mask, box in zip(output["masks"][inside], unclipped, strict=True)
-        ]
-    return Objects(
-        boxes[inside].numpy(),
-        output["labels"][inside].numpy(),
-        output["scores"][inside].numpy(),
-        segments,
-    )
+        masks = output["masks"].float().cpu()[inside]
+        unclipped = ((canvas_boxes[inside] + 0.5) * factor).tolist()
+        drawn = zip(masks, unclipped, strict=True)
+        segments = [_run_lengths(mask, box, size) for mask, box in drawn]
+    labels = output["labels"].cpu()[inside]
+    scores = output["scores"].float().cpu()[inside]
+    return Objects(boxes[inside].numpy(), labels.numpy(), scores.numpy(), segments)
 
 
-def _run_lengths(mask: Tensor, box: list[float], size: Size) -> dict:
-    """Return a mask [1, 28, 28] (probabilities within a box), drawn into an image of ``size``, as
-    COCO's RLE."""
+def _run_lengths(mask: Tensor, box: list[float], size: Size) -> RunLengths:
+    """Return a mask [1, 28, 28] (probabilities within a box), drawn into an image of ``size``."""
     from pycocotools import mask as coco
 
-    (x1, y1, x2, y2), (h, w) = box, size
-    rows, columns = (
-        range(max(0, int(a)), min(n, math.ceil(b))) for a, b, n in ((y1, y2, h), (x1, x2, w))
-    )
-    y, x = (
-        (torch.tensor(r) + 0.5 - a) / (b - a) * 2 - 1
-        for r, a, b in ((rows, y1, y2), (columns, x1, x2))
-    )
+    h, w = size
+    x1, y1, x2, y2 = box
+    rows = range(max(0, int(y1)), min(h, math.ceil(y2)))
+    columns = range(max(0, int(x1)), min(w, math.ceil(x2)))
+    y = (torch.tensor(rows) + 0.5 - y1) / (y2 - y1) * 2 - 1
+    x = (torch.tensor(columns) + 0.5 - x1) / (x2 - x1) * 2 - 1
     # [rows, columns, 2], -1 to 1 within the box
     points = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
     canvas = np.zeros(size, dtype=np.uint8, order="F")
@@ -119,7 +107,7 @@ def _run_lengths(mask: Tensor, box: list[float], size: Size) -> dict:
 
 def detection_scores(
     predictions: Sequence[Objects], truth: Sequence[BoxTarget], classes: Sequence[str]
-) -> tuple[Scores, dict[str, np.ndarray]]:
+) -> tuple[Scores, PerClass]:
     """Return COCO's average precisions, by pycocotools.
 
     Up to 100 predictions per image count. Crowds neither help nor hurt. Means skip classes without
@@ -128,26 +116,28 @@ def detection_scores(
     Returns:
         In percent ``ap`` (mean over intersections over union of 0.50 to 0.95), ``ap50`` and
         ``ap75``. If predictions and truth have outlines, also ``mask_ap``, ``mask_ap50`` and
-        ``mask_ap75``. All are None if there is no true object. Then the same per class, float64 [K]
-        each, NaN if it has no true object.
+        ``mask_ap75``. All are None if there is no true object. Then the same per class, NaN if it
+        has no true object.
     """
     from pycocotools.cocoeval import COCOeval
 
-    true = []
-    predicted = []
+    true_rows = []
+    predicted_rows = []
     numbers = range(len(classes))
+    prefixes = {"bbox": "", "segm": "mask_"}
     for image_id, (target, objects) in enumerate(zip(truth, predictions, strict=True)):
         same = Objects(target.boxes, target.labels, np.ones(len(target.boxes)), target.segments)
-        rows = zip(same.results(image_id, numbers), target.crowd, strict=True)
-        true += [{**row, "iscrowd": int(crowd)} for row, crowd in rows]
-        predicted += objects.results(image_id, numbers)
+        for row, crowd in zip(same.results(image_id, numbers), target.crowd, strict=True):
+            true_rows.append({**row, "iscrowd": int(crowd)})
+        predicted_rows += objects.results(image_id, numbers)
+        has_outlines = target.segments is not None or not len(target.boxes)
+        if objects.segments is None or not has_outlines:
+            prefixes.pop("segm", None)
     sizes = [target.size for target in truth]
-    true = _coco(true, sizes, len(classes))
-    predicted = _coco(predicted, sizes, len(classes))
-    outlined = [target.segments is not None or not len(target.boxes) for target in truth]
-    outlined += [objects.segments is not None for objects in predictions]
+    true = _coco(true_rows, sizes, len(classes))
+    predicted = _coco(predicted_rows, sizes, len(classes))
     per_class = {}
-    for kind, prefix in {"bbox": "", "segm": "mask_"}.items() if all(outlined) else [("bbox", "")]:
+    for kind, prefix in prefixes.items():
         with contextlib.redirect_stdout(io.StringIO()):  # it prints
             evaluation = COCOeval(true, predicted, kind)
             evaluation.evaluate()
@@ -161,7 +151,7 @@ def detection_scores(
     return {name: defined_mean(values) for name, values in per_class.items()}, per_class
 
 
-def defined_mean(values: np.ndarray) -> float | None:
+def defined_mean(values: NDArray[np.float64]) -> float | None:
     """Return the mean of the values that are not NaN, None if there are none."""
     values = values[~np.isnan(values)]
     if values.size:
@@ -169,16 +159,18 @@ def defined_mean(values: np.ndarray) -> float | None:
     return None
 
 
-def _coco(annotations: list[dict], sizes: list[Size], classes: int):
+def _coco(rows: list[dict[str, Any]], sizes: list[Size], classes: int) -> Any:
+    """Return annotations of images as pycocotools has them, an object of its class COCO."""
     from pycocotools.coco import COCO
 
+    annotations = []
+    for number, row in enumerate(rows, start=1):
+        annotations.append({"area": 0, "iscrowd": 0, **row, "id": number})
     coco = COCO()
     coco.dataset = {
         "images": [{"id": number, "height": h, "width": w} for number, (h, w) in enumerate(sizes)],
         "categories": [{"id": number, "name": str(number)} for number in range(classes)],
-        "annotations": [
-            {"area": 0, "iscrowd": 0, **row, "id": n} for n, row in enumerate(annotations, start=1)
-        ],
+        "annotations": annotations,
     }
     coco.createIndex()
     return coco
@@ -195,8 +187,8 @@ def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0
         scales: Of S.
     """
     size = images.shape[-1]
-    total = 0.0
-    sides = tested_sides(images.shape[-1], scales)
+    total = torch.zeros((), device=images.device)
+    sides = tested_sides(size, scales)
     for side in sides:
         probabilities = network(resized(images, side)).float().softmax(1)  # [B, K, side, side]
         total = total + resized(probabilities, size)  # in turn: each needs gigabytes
@@ -204,10 +196,10 @@ def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0
 
 
 def classes_on_file(logits: Tensor, size: Size, side: int) -> Tensor:
-    """Return the class of each pixel of an image's file, int64 [H, W] on the CPU, of logits [K, S,
-    S] on its canvas.
+    """Return the class of each pixel of an image's file, int64 [H, W] on the CPU.
 
-    Classes are compared in turn. All of them at the size of a photograph would need gigabytes.
+    The logits [K, S, S] are those of its canvas. Classes are compared in turn. All of them at the
+    size of a photograph would need gigabytes.
     """
     h, w = letterboxed(size, side)
     best = torch.full(size, -torch.inf, device=logits.device)
@@ -221,9 +213,10 @@ def classes_on_file(logits: Tensor, size: Size, side: int) -> Tensor:
     return classes.cpu()
 
 
-def segmentation_scores(confusion) -> tuple[Scores, dict[str, np.ndarray]]:
-    """Return mean intersection over union, mean accuracy (share of a class's pixels that are right)
-    and all pixels'.
+def segmentation_scores(confusion: Integers) -> tuple[Scores, PerClass]:
+    """Return mean intersection over union, mean accuracy of classes, and accuracy of all pixels.
+
+    The accuracy of a class is the share of its pixels that are right.
 
     Args:
         confusion: Pixels by true class (rows) and predicted class, int64 [K, K].
@@ -231,9 +224,9 @@ def segmentation_scores(confusion) -> tuple[Scores, dict[str, np.ndarray]]:
     Returns:
         In percent ``miou`` over classes in truth or predictions, ``macc`` over classes in truth,
         and ``pixel_accuracy``. All are None if no pixel has a class. Then ``iou`` and ``accuracy``
-        per class, float64 [K] each, NaN if a class occurs in neither of both, or not in truth.
+        per class, NaN if a class occurs in neither of both, or not in truth.
     """
-    counts = np.asarray(confusion).astype(np.float64)
+    counts = confusion.astype(np.float64)
     right = counts.diagonal()
     true = counts.sum(1)
     union = true + counts.sum(0) - right
@@ -241,8 +234,9 @@ def segmentation_scores(confusion) -> tuple[Scores, dict[str, np.ndarray]]:
         iou = 100 * (right / union)
         accuracy = 100 * (right / true)
         pixel_accuracy = 100 * right.sum() / counts.sum()
-    means = {"miou": iou, "macc": accuracy, "pixel_accuracy": pixel_accuracy}
-    return {name: defined_mean(values) for name, values in means.items()}, {
-        "iou": iou,
-        "accuracy": accuracy,
+    scores = {
+        "miou": defined_mean(iou),
+        "macc": defined_mean(accuracy),
+        "pixel_accuracy": defined_mean(pixel_accuracy),
     }
+    return scores, {"iou": iou, "accuracy": accuracy}

@@ -1,5 +1,7 @@
-"""Read masks: ROOT/images/PART with ROOT/masks/PART, or ADE20K's layout
-(http://sceneparsing.csail.mit.edu)."""
+"""Read masks: ROOT/images/PART with ROOT/masks/PART, or ADE20K's layout.
+
+ADE20K: http://sceneparsing.csail.mit.edu
+"""
 
 import os
 from dataclasses import replace
@@ -14,8 +16,8 @@ from idmm.data.images import read
 from idmm.data.official import absent
 from idmm.data.split import Split, class_of, split_of
 from idmm.dense.faults import misfits, read_each, unusable
-from idmm.dense.targets import IGNORED, MaskTarget, read_mask
-from idmm.errors import UserError
+from idmm.dense.targets import IGNORED, MaskTarget, Size, read_mask
+from idmm.errors import Fault, UserError
 from idmm.text import counted, listed
 
 
@@ -27,6 +29,10 @@ class Layout(NamedTuple):
     names: str  # file with the class names
     first: int  # mask value of class 0
 
+    def has(self, root: Path, folder: str) -> bool:
+        """Return whether there are a folder of images and one of masks for a part."""
+        return all((root / kind / folder).is_dir() for kind in ("images", self.masks))
+
 
 LAYOUTS = (
     # ADE20K
@@ -35,8 +41,16 @@ LAYOUTS = (
 )
 
 
-def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[int, str]]:
-    """Read all parts.
+class Part(NamedTuple):
+    """The images of a part that have a mask."""
+
+    images: Split
+    masks: Split
+    targets: list[MaskTarget | BadImage]
+
+
+def read_masks(root: Path, faults: list[Fault]) -> tuple[dict[str, Split], dict[int, str]]:
+    """Read all parts. Faults of their content are added to ``faults``.
 
     Returns:
         Images with targets by part, and class names by mask value.
@@ -44,93 +58,119 @@ def read_masks(root: Path, faults: list[str]) -> tuple[dict[str, Split], dict[in
     Raises:
         UserError: There is no such layout.
     """
-    for layout in LAYOUTS:
-        if all(
-            (root / kind / layout.folders["train"]).is_dir() for kind in ("images", layout.masks)
+    layout = _layout(root)
+    parts = {}
+    for name, folder in layout.folders.items():
+        if layout.has(root, folder):
+            parts[name] = _part(root, layout, folder, faults)
+    classes = _classes(root, layout, parts["train"].targets, faults)
+    splits = {}
+    for name, part in parts.items():
+        targets = []
+        sizes: list[Size | None] = []
+        for target in part.targets:
+            if isinstance(target, MaskTarget):
+                targets.append(target)
+                sizes.append(target.size)
+            else:
+                sizes.append(None)
+        reasons = []
+        for path, target, misfit in zip(
+            part.masks.items, part.targets, misfits(root, part.images, sizes), strict=True
         ):
-            break
-    else:
-        expected = f"{root}/images/train and {root}/masks/train, or ADE20K's images/training and annotations/training"
-        raise UserError(
-            f"data.root: '{root}' has no images with masks to train on, expected {expected}"
+            reason = misfit or _reason(target, len(classes))
+            if reason:
+                reasons.append(f"'{path}': {reason}")
+        faults += unusable(root / layout.masks, counted(len(part.masks), "mask"), reasons)
+        splits[name] = replace(part.images, targets=targets)
+    return splits, dict(enumerate(classes, start=layout.first))
+
+
+def _layout(root: Path) -> Layout:
+    for layout in LAYOUTS:
+        if layout.has(root, layout.folders["train"]):
+            return layout
+    raise UserError(
+        Fault(
+            "data.root",
+            f"'{root}' has no images with masks to train on, "
+            f"expected {root}/images/train and {root}/masks/train, "
+            "or ADE20K's images/training and annotations/training",
         )
+    )
+
+
+def _part(root: Path, layout: Layout, folder: str, faults: list[Fault]) -> Part:
+    """Read a part's masks. Images without one are added to ``faults``."""
+    image_folder = root / "images" / folder
+    mask_folder = root / layout.masks / folder
+    masks = {name: f"{os.path.splitext(name)[0]}.png" for name in images_under(str(image_folder))}
+    missing = set(absent(mask_folder, list(masks.values())))
+    names = []
+    reasons = []
+    for name, mask in masks.items():
+        if mask in missing:
+            reasons.append(f"'{name}' has no mask, expected '{mask_folder}/{mask}'")
+        else:
+            names.append(name)
+    faults += unusable(image_folder, counted(len(masks), "image"), reasons)
+    split = split_of(root, [f"{layout.masks}/{folder}/{masks[name]}" for name in names])
 
     def target_of(path: str) -> MaskTarget:
         values, digest = read_mask(path)
-        return MaskTarget(path, values.shape, layout.first, digest, np.unique(values).tolist())
+        height, width = values.shape
+        present = np.unique(values).tolist()
+        return MaskTarget(path, (height, width), layout.first, digest, present)
 
-    splits = {}
-    for part, folder in layout.folders.items():
-        image_folder = root / "images" / folder
-        mask_folder = root / layout.masks / folder
-        if image_folder.is_dir() and mask_folder.is_dir():
-            pairs = {
-                name: f"{os.path.splitext(name)[0]}.png" for name in images_under(str(image_folder))
-            }
-            missing = set(absent(mask_folder, list(pairs.values())))
-            bare = [name for name, mask in pairs.items() if mask in missing]
-            reasons = [
-                f"'{name}' has no mask, expected '{mask_folder}/{pairs[name]}'" for name in bare
-            ]
-            faults += unusable(image_folder, counted(len(pairs), "image"), reasons)
-            names = [name for name in pairs if name not in bare]
-            masks = split_of(root, [f"{layout.masks}/{folder}/{pairs[name]}" for name in names])
-            images = split_of(root, [f"images/{folder}/{name}" for name in names])
-            splits[part] = images, masks, read_each(masks, target_of)
-    classes = _classes(root, layout, splits["train"][2], faults)
-    parts = {}
-    for part, (images, masks, targets) in splits.items():
-        # None: a BadImage
-        found = misfits(root, images, [getattr(target, "size", None) for target in targets])
-        wrong = []
-        for path, target, misfit in zip(masks.items, targets, found, strict=True):
-            if fault := misfit or _fault(target, len(classes)):
-                wrong.append(f"'{path}': {fault}")
-        faults += unusable(root / layout.masks, counted(len(masks), "mask"), wrong)
-        parts[part] = replace(images, targets=targets)
-    return parts, dict(enumerate(classes, start=layout.first))
+    images = split_of(root, [f"images/{folder}/{name}" for name in names])
+    return Part(images, split, read_each(split, target_of))
 
 
 def _classes(
-    root: Path, layout: Layout, train: list[MaskTarget | BadImage], faults: list[str]
+    root: Path, layout: Layout, train: list[MaskTarget | BadImage], faults: list[Fault]
 ) -> list[str]:
     """Return the class names, or numbers if there is no file of names."""
     path = root / layout.names
     if not path.exists():
-        values = {layout.first}.union(
-            *(target.values for target in train if isinstance(target, MaskTarget))
-        )
+        values = {layout.first}
+        for target in train:
+            if isinstance(target, MaskTarget):
+                values.update(target.values)
         numbers = range(layout.first, max(values - {IGNORED}) + 1)
-        if gaps := sorted({*numbers} - values):
-            line = f"has the values {listed(map(str, sorted(values)))}, but not {listed(map(str, gaps))}"
-            advice = f"Number the classes without gaps, or name all of them in '{path}'"
-            faults.append(f"data.root: '{root / layout.masks}' {line}. {advice}")
+        gaps = sorted({*numbers} - values)
+        if gaps:
+            present = listed(map(str, sorted(values)))
+            absent_values = listed(map(str, gaps))
+            fault = f"'{root / layout.masks}' has the values {present}, but not {absent_values}"
+            hint = f"Number the classes without gaps, or name all of them in '{path}'"
+            faults.append(Fault("data.root", fault, hint))
         return [str(number) for number in numbers]
     try:
         lines = read(path).decode("utf-8-sig", "surrogateescape").rstrip().splitlines()
     except BadImage as error:
-        raise UserError(f"data.root: '{path}' cannot be read ({error.reason})") from None
+        raise UserError(Fault("data.root", f"'{path}' cannot be read ({error.reason})")) from None
     if layout.first:  # ADE20K's file is a table with a header
-        lines = [line.split("\t")[-1] for line in lines if line[:1].isdigit()]
+        rows = [line.split("\t") for line in lines]
+        lines = [row[-1] for row in rows if row[0][:1].isdigit()]
     classes = [class_of(line) for line in lines]
     if not all(classes):
-        faults.append(
-            f"data.root: '{path}' has an empty line, expected the name of class {classes.index('')}"
-        )
+        fault = f"'{path}' has an empty line, expected the name of class {classes.index('')}"
+        faults.append(Fault("data.root", fault))
     if not 2 <= len(classes) <= IGNORED:
-        faults.append(
-            f"data.root: '{path}' has {len(classes)} as number of classes, expected 2 to {IGNORED}"
-        )
+        fault = f"'{path}' has {len(classes)} as number of classes, expected 2 to {IGNORED}"
+        faults.append(Fault("data.root", fault))
     return classes
 
 
-def _fault(target: MaskTarget | BadImage, classes: int) -> str | None:
-    """Return the fault of a mask by itself."""
+def _reason(target: MaskTarget | BadImage, classes: int) -> str | None:
+    """Return what is wrong with a mask by itself."""
     if isinstance(target, BadImage):
         return target.reason
-    if odd := [
-        value for value in target.values if value >= target.first + classes and value != IGNORED
-    ]:
-        expected = f"expected {target.first} to {target.first + classes - 1}, and {IGNORED} for ignored pixels"
-        return f"values without a class: {listed(map(str, odd))}, {expected}"
-    return None
+    last = target.first + classes - 1
+    odd = [str(value) for value in target.values if last < value != IGNORED]
+    if not odd:
+        return None
+    return (
+        f"values without a class: {listed(odd)}, "
+        f"expected {target.first} to {last}, and {IGNORED} for ignored pixels"
+    )

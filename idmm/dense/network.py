@@ -5,8 +5,8 @@ as in the drloc supplement. Its decoder is that of segmentation_models_pytorch, 
 accept maps of any backbone.
 """
 
-from collections import OrderedDict
-from functools import partial
+from functools import partial, reduce
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +21,12 @@ from torchvision.ops import Conv2dNormActivation, FeaturePyramidNetwork, MultiSc
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from idmm import distributed
-from idmm.dense.cascade import BOX_WEIGHTS, IOUS, CascadeHeads, SharedBoxPredictor
-from idmm.dense.targets import IGNORED, Size
-from idmm.errors import SizeError
+from idmm.batch import Batch
+from idmm.dense.cascade import BOX_WEIGHTS, IOUS, BoxWeights, CascadeHeads, SharedBoxPredictor
+from idmm.dense.targets import IGNORED
+from idmm.errors import Fault, SizeError
 from idmm.methods.common import at_least_fp32
-from idmm.models.base import Tensors
+from idmm.models.base import Backbone, Tensors
 from idmm.models.build import create_backbone
 from idmm.models.maps import STRIDES, MultiScaleBackbone
 from idmm.models.weights import Checkpoint
@@ -65,7 +66,7 @@ class Detector(MultiScaleBackbone):
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: Backbone,
         size: int,
         classes: int,
         width: int = 256,
@@ -75,7 +76,11 @@ class Detector(MultiScaleBackbone):
     ):
         if size % STRIDES[-1]:
             raise SizeError(
-                f"image size {size}x{size}: expected a multiple of {STRIDES[-1]} pixels for detection"
+                Fault(
+                    "",
+                    f"image size {size}x{size}: "
+                    f"expected a multiple of {STRIDES[-1]} pixels for detection",
+                )
             )
         super().__init__(backbone, size, in_chans)
         self.masks = masks
@@ -85,46 +90,23 @@ class Detector(MultiScaleBackbone):
             )
         else:
             self.pyramid = _SimplePyramid(self.channels, width)
-        share = min(1.0, size / FULL_SIZE)
-        anchors = _Anchors(tuple((8 * s * share,) for s in (*STRIDES, 64)), ((0.5, 1.0, 2.0),) * 5)
-
-        def pool(side: int) -> MultiScaleRoIAlign:
-            return MultiScaleRoIAlign(
-                ["0", "1", "2", "3"], side, sampling_ratio=2, canonical_scale=224 * share
-            )
-
-        def model(iou: float, box_weights: tuple[float, ...]) -> FasterRCNN:
-            mask_heads = {}
-            if masks:
-                mask_heads["mask_roi_pool"] = pool(14)
-                mask_heads["mask_head"] = MaskRCNNHeads(width, (width,) * 4, 1)
-                mask_heads["mask_predictor"] = MaskRCNNPredictor(width, width, classes + 1)
-            placeholder = nn.Identity()
-            placeholder.out_channels = width  # torchvision reads only this of a backbone
-            predictor = SharedBoxPredictor if cascade else FastRCNNPredictor
-            return (MaskRCNN if masks else FasterRCNN)(
-                placeholder,
-                rpn_anchor_generator=anchors,
-                box_roi_pool=pool(7),
-                box_head=TwoMLPHead(width * 7 * 7, 4 * width),
-                box_predictor=predictor(4 * width, classes + 1),
-                box_batch_size_per_image=2 * width,
-                box_fg_iou_thresh=iou,
-                box_bg_iou_thresh=iou,
-                bbox_reg_weights=box_weights,
-                **mask_heads,
-            )
-
+        number = 1
+        predictor = FastRCNNPredictor
         if cascade:
-            settings = list(zip(IOUS, BOX_WEIGHTS, strict=True))
-        else:
-            settings = [(IOUS[0], BOX_WEIGHTS[0])]
-        models = [model(*each) for each in settings]
-        heads = [each.roi_heads for each in models]
+            number = len(IOUS)
+            predictor = SharedBoxPredictor
+        share = min(1.0, size / FULL_SIZE)
+        models = []
+        for iou, box_weights in zip(IOUS[:number], BOX_WEIGHTS[:number], strict=True):
+            models.append(_rcnn(predictor, width, classes, masks, share, iou, box_weights))
+        heads = [model.roi_heads for model in models]
         self.rpn = models[0].rpn
-        self.roi_heads = CascadeHeads(heads) if cascade else heads[0]
-        for predictor in (self.rpn.head, *(head.box_predictor for head in heads)):
-            predictor.register_forward_hook(_in_fp32)
+        self.roi_heads = heads[0]
+        if cascade:
+            self.roi_heads = CascadeHeads(heads)
+        self.rpn.head.register_forward_hook(_in_fp32)
+        for head in heads:
+            head.box_predictor.register_forward_hook(_in_fp32)
 
     def forward(self, images: Tensor) -> list[Tensors]:
         """Find objects in images [B, C, H, W], in evaluation mode. 32 divides H and W.
@@ -138,7 +120,7 @@ class Detector(MultiScaleBackbone):
         # torchvision's 0 is the background
         return [{**output, "labels": output["labels"] - 1} for output in outputs]
 
-    def loss(self, batch: Tensors) -> Tensors:
+    def loss(self, batch: Batch) -> Tensors:
         """Return the ``loss`` of a batch, in training mode, and the terms that it is the sum of.
 
         Args:
@@ -148,18 +130,15 @@ class Detector(MultiScaleBackbone):
         targets = {"boxes": batch["boxes"], "labels": batch["labels"] + 1}
         if self.masks:
             targets["masks"] = batch["masks"]
-        of_images = [
-            {name: values[number, valid] for name, values in targets.items()}
-            for number, valid in enumerate(batch["labels"] >= 0)
-        ]
+        of_images = []
+        for number, valid in enumerate(batch["labels"] >= 0):
+            of_images.append({name: values[number, valid] for name, values in targets.items()})
         _, losses = self._run(batch["images"], of_images)
         terms = {_TERMS[name]: at_least_fp32(value) for name, value in losses.items()}
-        return {"loss": sum(terms.values()), **terms}
+        return {"loss": reduce(torch.add, terms.values()), **terms}
 
-    def _run(self, images: Tensor, targets: list[dict] | None) -> tuple[list[dict], Tensors]:
-        maps = OrderedDict(
-            (str(number), features) for number, features in enumerate(self.forward_features(images))
-        )
+    def _run(self, images: Tensor, targets: list[Tensors] | None) -> tuple[list[Tensors], Tensors]:
+        maps = {str(number): one for number, one in enumerate(self.forward_features(images))}
         features = self.pyramid(maps)  # five, of strides 4 to 64
         sizes = [tuple(images.shape[-2:])] * len(images)
         proposals, rpn_losses = self.rpn(ImageList(images, sizes), features, targets)
@@ -167,20 +146,75 @@ class Detector(MultiScaleBackbone):
         return outputs, rpn_losses | losses
 
 
-class _Anchors(AnchorGenerator):
+def _rcnn(
+    predictor: type[FastRCNNPredictor],
+    width: int,
+    classes: int,
+    masks: bool,
+    share: float,
+    iou: float,
+    box_weights: BoxWeights,
+) -> FasterRCNN:
+    """Return torchvision's model, of which only the layers after the pyramid are used.
+
+    Args:
+        predictor: Class of the last layer of boxes.
+        width, classes, masks: As for :class:`Detector`.
+        share: Of the papers' sizes of anchors.
+        iou: Intersection over union from which a box is an object.
+        box_weights: Inverse standard deviations of the offsets.
+    """
+
+    def pool(side: int) -> MultiScaleRoIAlign:
+        levels = ["0", "1", "2", "3"]
+        return MultiScaleRoIAlign(levels, side, sampling_ratio=2, canonical_scale=224 * share)
+
+    kind = FasterRCNN
+    mask_heads = {}
+    if masks:
+        kind = MaskRCNN
+        mask_heads["mask_roi_pool"] = pool(14)
+        mask_heads["mask_head"] = MaskRCNNHeads(width, (width,) * 4, 1)
+        mask_heads["mask_predictor"] = MaskRCNNPredictor(width, width, classes + 1)
+    anchor_sizes = tuple((8 * stride * share,) for stride in (*STRIDES, 64))
+    return kind(
+        _Placeholder(width),
+        rpn_anchor_generator=_Anchors(anchor_sizes, ((0.5, 1.0, 2.0),) * 5),
+        box_roi_pool=pool(7),
+        box_head=TwoMLPHead(width * 7 * 7, 4 * width),
+        box_predictor=predictor(4 * width, classes + 1),
+        box_batch_size_per_image=2 * width,
+        box_fg_iou_thresh=iou,
+        box_bg_iou_thresh=iou,
+        bbox_reg_weights=box_weights,
+        **mask_heads,
+    )
+
+
+class _Placeholder(nn.Module):
+    """All that torchvision reads of a backbone."""
+
+    def __init__(self, out_channels: int):
+        super().__init__()
+        self.out_channels = out_channels
+
+
+class _Anchors(AnchorGenerator):  # type: ignore[misc]  # torchvision has no types
     """Anchors in fp32 whatever the dtype of the maps."""
 
-    def set_cell_anchors(self, dtype, device):
+    def set_cell_anchors(self, dtype: torch.dtype, device: torch.device) -> None:
         super().set_cell_anchors(torch.float32, device)
 
 
-def _in_fp32(module: nn.Module, inputs: tuple, outputs: tuple) -> tuple:
-    """Make offsets fp32. torchvision computes boxes in their dtype, and bf16 skips every other
-    pixel beyond 256."""
-    return tuple(
-        [one.float() for one in value] if isinstance(value, list) else value.float()
-        for value in outputs
-    )
+def _in_fp32(module: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Any, Any]) -> Any:
+    """Make logits and offsets fp32, tensors or lists of them.
+
+    torchvision computes boxes in their dtype, and bf16 skips every other pixel beyond 256.
+    """
+    logits, offsets = outputs
+    if isinstance(logits, Tensor):
+        return logits.float(), offsets.float()
+    return [one.float() for one in logits], [one.float() for one in offsets]
 
 
 class _SimplePyramid(nn.Module):
@@ -194,8 +228,11 @@ class _SimplePyramid(nn.Module):
         )
 
     def forward(self, maps: Tensors) -> Tensors:
-        outputs = {name: level(maps[name]) for name, level in zip(maps, self.levels, strict=True)}
-        return outputs | {"pool": F.max_pool2d(list(outputs.values())[-1], kernel_size=1, stride=2)}
+        outputs = {}
+        for (name, features), level in zip(maps.items(), self.levels, strict=True):
+            outputs[name] = level(features)
+        outputs["pool"] = F.max_pool2d(outputs[name], kernel_size=1, stride=2)
+        return outputs
 
 
 class Segmenter(MultiScaleBackbone):
@@ -213,17 +250,17 @@ class Segmenter(MultiScaleBackbone):
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: Backbone,
         size: int,
         classes: int,
         width: int = 256,
         in_chans: int = 3,
         auxiliary: float = 0.0,
     ):
-        super().__init__(backbone, size, in_chans)
         # of the extra 'dense'
         from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
 
+        super().__init__(backbone, size, in_chans)
         self.decoder = UPerNetDecoder([0, 0, *self.channels], decoder_channels=width)
         self.head = nn.Conv2d(width, classes, kernel_size=1)
         self.auxiliary_weight = auxiliary
@@ -236,17 +273,18 @@ class Segmenter(MultiScaleBackbone):
             )
         if distributed.several_gpus():  # each process sees only a few images of a batch
             self.decoder = nn.SyncBatchNorm.convert_sync_batchnorm(self.decoder)
-            self.auxiliary = nn.SyncBatchNorm.convert_sync_batchnorm(self.auxiliary)
+            if self.auxiliary is not None:
+                self.auxiliary = nn.SyncBatchNorm.convert_sync_batchnorm(self.auxiliary)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits [B, K, S, S] of images [B, C, S, S]."""
-        return self._logits(self.forward_features(images), images.shape[-2:])
+        return self._logits(self.forward_features(images), images)
 
-    def _logits(self, maps: list[Tensor], size: Size) -> Tensor:
+    def _logits(self, maps: list[Tensor], images: Tensor) -> Tensor:
         features = self.decoder([None, None, *maps])  # [B, width, S / 4, S / 4]
-        return _enlarged(self.head(features), size)
+        return _enlarged(self.head(features), images)
 
-    def loss(self, batch: Tensors) -> Tensors:
+    def loss(self, batch: Batch) -> Tensors:
         """Return the ``loss`` of ``images`` [B, C, S, S] with the class of each pixel, ``mask``
         int64 [B, S, S].
 
@@ -255,17 +293,17 @@ class Segmenter(MultiScaleBackbone):
         images = batch["images"]
         mask = batch["mask"]
         maps = self.forward_features(images)
-        loss = pixel_cross_entropy(self._logits(maps, images.shape[-2:]), mask)
+        loss = pixel_cross_entropy(self._logits(maps, images), mask)
         if self.auxiliary is None:
             return {"loss": loss}
-        # [B, K, S / 16, S / 16] -> [B, K, S, S]
-        logits = _enlarged(self.auxiliary(maps[2]), images.shape[-2:])
+        logits = _enlarged(self.auxiliary(maps[2]), images)  # from [B, K, S / 16, S / 16]
         auxiliary = pixel_cross_entropy(logits, mask)
         return {"loss": loss + self.auxiliary_weight * auxiliary, "auxiliary": auxiliary}
 
 
-def _enlarged(logits: Tensor, size: Size) -> Tensor:
-    return F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
+def _enlarged(logits: Tensor, images: Tensor) -> Tensor:
+    """Return logits at the size of images, [B, K, H, W]."""
+    return F.interpolate(logits, images.shape[-2:], mode="bilinear", align_corners=False)
 
 
 def pixel_cross_entropy(logits: Tensor, mask: Tensor) -> Tensor:
@@ -280,26 +318,32 @@ def pixel_cross_entropy(logits: Tensor, mask: Tensor) -> Tensor:
     """
     # [B, S, S]
     losses = F.cross_entropy(at_least_fp32(logits), mask, ignore_index=IGNORED, reduction="none")
-    return (losses.sum((1, 2)) / (mask != IGNORED).sum((1, 2)).clamp(min=1)).mean()
+    pixels = (mask != IGNORED).sum((1, 2))
+    return (losses.sum((1, 2)) / pixels.clamp(min=1)).mean()
 
 
 def build_network(
-    backbone: nn.Module, size: int, in_chans: int, task: str, **layers
+    backbone: Backbone, size: int, in_chans: int, task: str, **layers: Any
 ) -> Detector | Segmenter:
-    """Put a :class:`Detector` (``task`` detect) or :class:`Segmenter` (segment) with their
-    arguments on a backbone."""
-    network = {"detect": Detector, "segment": Segmenter}[task]
-    return network(backbone, size, in_chans=in_chans, **layers)
+    """Put a :class:`Detector` (``task`` detect) or :class:`Segmenter` (segment) on a backbone.
+
+    ``layers`` are their other arguments.
+    """
+    if task == "detect":
+        return Detector(backbone, size, in_chans=in_chans, **layers)
+    return Segmenter(backbone, size, in_chans=in_chans, **layers)
 
 
 def saved_network(saved: Checkpoint) -> Detector | Segmenter:
-    """Return the network of a run of ``idmm detect`` or ``idmm segment`` with its weights, in
-    evaluation mode."""
-    kwargs = {
-        key: value for key, value in saved.kwargs.items() if key not in ("img_size", "num_classes")
-    }
+    """Return the network of a run of ``idmm detect`` or ``idmm segment``, in evaluation mode."""
+    assert saved.name is not None
+    assert isinstance(saved.size, int)
+    kwargs = dict(saved.kwargs)
+    kwargs.pop("img_size", None)
+    kwargs.pop("num_classes", None)
     dynamic = saved.extra["short_side"] is not None
     backbone = create_backbone(saved.name, saved.size, dynamic_size=dynamic, **kwargs)
     network = build_network(backbone, saved.size, saved.in_chans, **saved.extra["layers"])
     network.load_state_dict(saved.state)
-    return network.eval()
+    network.eval()
+    return network

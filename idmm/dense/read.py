@@ -1,7 +1,7 @@
-"""Read the images of the ``data`` section with their boxes or masks: check, hold out, draw a
-subset."""
+"""Read the images of the ``data`` section with their boxes or masks."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -12,16 +12,18 @@ from idmm.data.split import LabelsMissing, Split, arranged
 from idmm.dense.coco import read_coco
 from idmm.dense.masks import read_masks
 from idmm.dense.targets import IGNORED, DenseListing
-from idmm.errors import UserError
+from idmm.errors import Fault, UserError
 from idmm.progress import log
 from idmm.text import listed
 
-BINARY = f". {IGNORED} means no class. If it is your object, write 1, e.g. with the script of docs/detect-segment.md"
+BINARY = (
+    f"{IGNORED} means no class. If it is your object, write 1, "
+    "e.g. with the script of docs/detect-segment.md"
+)
 
 
 def read_images(task: str, data: config.Data) -> DenseListing:
-    """Return the images of a folder with their boxes (``task`` detect) or masks (segment), by the
-    ``data`` section.
+    """Return the images of a folder with their boxes (``task`` detect) or masks (segment).
 
     ``data.exclude`` removes images, ``data.val_fraction`` holds some out and ``data.subset`` draws
     some. Logs a warning about classes without a box or pixel in a split.
@@ -31,40 +33,64 @@ def read_images(task: str, data: config.Data) -> DenseListing:
         LabelsMissing: There is nothing to evaluate on.
     """
     root = root_folder(data)
-    faults = []
-    parts, classes = (read_coco if task == "detect" else read_masks)(root, faults)
+    faults: list[Fault] = []
+    if task == "detect":
+        unit = "box"
+        parts, classes = read_coco(root, faults)
+    else:
+        unit = "pixel"
+        parts, classes = read_masks(root, faults)
     if faults:
         raise UserError(*faults)
-    # as for class labels, with all images in one class
-    labelled = {
-        p: replace(split, labels=np.zeros(len(split), int), classes=["image"])
-        for p, split in parts.items()
-    }
-    listing = hold_out(narrowed(arranged(labelled), data, labelled=True), data.val_fraction)
-    names = list(classes.values())
-    splits = {
-        part: replace(split, classes=names, labels=None) for part, split in listing.parts.items()
-    }
-    listing = DenseListing(**{**vars(listing), **splits}, categories=list(classes))
-    if data.subset is not None:
-        listing = replace(listing, train=draw_subset(listing.train, data.subset))
+    listing = _arranged(parts, classes, data)
     if listing.test is None:
         raise LabelsMissing(
-            f"data.root: '{root}' has no part 'val' or 'test' to evaluate on. "
-            "Add one, or hold out a share of train with --data.val_fraction, e.g. 0.2"
+            Fault(
+                "data.root",
+                f"'{root}' has no part 'val' or 'test' to evaluate on",
+                "Add one, or hold out a share of train with --data.val_fraction, e.g. 0.2",
+            )
         )
-    unit, least, advice = ("box", 1, "") if task == "detect" else ("pixel", 2, BINARY)
-    if len(trained := split_classes(listing.train)) < least:
-        fault = f"data.root: classes with a {unit} in the training images: {len(trained)}, expected {least} or more"
-        raise UserError(f"{fault}{advice}")
+    _check_classes(listing, unit)
+    return listing
+
+
+def _arranged(parts: dict[str, Split], classes: dict[int, str], data: config.Data) -> DenseListing:
+    """Return the images by the ``data`` section. They are divided as if all had one label."""
+    for part, split in parts.items():
+        parts[part] = replace(split, labels=np.zeros(len(split), int), classes=["image"])
+    listing = hold_out(narrowed(arranged(parts), data, labelled=True), data.val_fraction)
+    splits: dict[str, Any] = {}
+    for part, split in listing.parts.items():
+        splits[part] = replace(split, labels=None, classes=list(classes.values()))
+    if data.subset is not None:
+        splits["train"] = draw_subset(splits["train"], data.subset)
+    return DenseListing(**splits, excluded=listing.excluded, categories=list(classes))
+
+
+def _check_classes(listing: DenseListing, unit: str) -> None:
+    """Raise UserError if too few classes can be trained. Warn of classes that a split lacks."""
+    trained = len(split_classes(listing.train))
+    if unit == "box" and not trained:
+        fault = f"classes with a box in the training images: {trained}, expected 1 or more"
+        raise UserError(Fault("data.root", fault))
+    if unit == "pixel" and trained < 2:
+        fault = f"classes with a pixel in the training images: {trained}, expected 2 or more"
+        raise UserError(Fault("data.root", fault, BINARY))
     for part, split in listing.parts.items():
         present = split_classes(split)
-        if missing := [f"'{name}'" for label, name in enumerate(names) if label not in present]:
-            line = "data.root: no %s image has a %s of %s. Scores of these classes are undefined"
-            log.warning(line, part, unit, listed(missing))
-    return listing
+        names = enumerate(split.class_names)
+        missing = [f"'{name}'" for label, name in names if label not in present]
+        if missing:
+            log.warning(
+                "data.root: no %s image has a %s of %s. Scores of these classes are undefined",
+                part,
+                unit,
+                listed(missing),
+            )
 
 
 def split_classes(split: Split) -> set[int]:
     """Return the classes that have a box or pixel in a split."""
-    return set().union(*(target.classes for target in split.targets))
+    classes: set[int] = set()
+    return classes.union(*(target.classes for target in split.targets or ()))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -18,11 +17,12 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from idmm.config.dense import STEP
+from idmm.batch import Batch
+from idmm.config.dense import STEP, DenseAugment, DetectAugment
 from idmm.data.image_store import ImageStore
 from idmm.data.images import unit
 from idmm.data.views import normalise, resize, with_labels
-from idmm.dense.targets import IGNORED, BoxTarget, Size, nearest, outlined
+from idmm.dense.targets import IGNORED, BoxTarget, Integers, Size, nearest, outlined
 from idmm.models.base import Tensors
 from idmm.seeding import derive, seeded
 
@@ -36,20 +36,21 @@ COLOURS = {
 DISTORT = v2.Compose(
     [v2.RandomApply([v2.ColorJitter(**{name: span})]) for name, span in COLOURS.items()]
 )
-# removes objects whose boxes have less than a pixel (of the canvas) in the image
 SANITIZE = v2.Compose([v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes(min_size=1.0)])
+"""Removes objects whose boxes have less than a pixel of the canvas in the image."""
 
 
 def letterboxed(size: Size, side: int, scale: float = 1.0, short: float | None = None) -> Size:
-    """Return height and width (pixels, at least 1) of an image whose long side becomes ``side``
-    times ``scale``.
+    """Return the size of an image whose long side becomes ``side`` times ``scale``, at least 1.
 
     With ``short`` the short side becomes ``short``, unless the long side would be more than
     ``side``.
     """
-    factor = side / max(size) * scale
-    if short is not None:
-        factor = min(short / min(size), side / max(size))
+    factor = side / max(size)
+    if short is None:
+        factor *= scale
+    else:
+        factor = min(short / min(size), factor)
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
 
@@ -62,7 +63,7 @@ def resized_to(image: Tensor, shape: Size) -> Tensor:
 
 
 def canvas_of(shapes: Iterable[Size], side: int, short: float | None) -> Size:
-    """Return height and width of the canvas for images of these heights and widths (pixels)."""
+    """Return the size of the canvas for images of these sizes."""
     if short is None:
         return side, side
     heights, widths = zip(*shapes, strict=True)
@@ -70,8 +71,7 @@ def canvas_of(shapes: Iterable[Size], side: int, short: float | None) -> Size:
 
 
 def on_canvas(array: Tensor, canvas: Size, fill: int = 0) -> Tensor:
-    """Return an array [C, h, w] in the upper left of a canvas of height and width (H, W), [C, H,
-    W]."""
+    """Return an array [C, h, w] in the upper left of a canvas, [C, H, W]."""
     height, width = array.shape[1:]
     return torch.nn.functional.pad(array, (0, canvas[1] - width, 0, canvas[0] - height), value=fill)
 
@@ -100,18 +100,20 @@ class DenseTransform:
     size: int
     mean: Sequence[float]
     std: Sequence[float]
-    augment: Any = None
+    augment: DenseAugment | None = None
     key: int = 0
     only_images: bool = False
     short: float | None = None
 
-    def __post_init__(self):
-        self.short_range = getattr(self.augment, "short_side", None)
-        if self.short_range:
+    def __post_init__(self) -> None:
+        self.short_range: list[float] | None = None
+        if isinstance(self.augment, DetectAugment) and self.augment.short_side:
+            self.short_range = self.augment.short_side
             self.short = self.short_range[1]
-        self.outlined = outlined(self.store.targets)
+        self.targets = self.store.targets or []
+        self.outlined = outlined(self.targets)
 
-    def __call__(self, epoch: int, indices: np.ndarray) -> dict:
+    def __call__(self, epoch: int, indices: Integers) -> Batch:
         """Return a batch of B images as padded tensors.
 
         Canvases have height H and width W. The batch has ``images`` (float32 [B, C, H, W]) and
@@ -120,23 +122,22 @@ class DenseTransform:
         ``masks`` (uint8 [B, M, H, W]). Segmentation adds ``mask`` (int64 [B, H, W], 255 ignored).
         """
         samples = [self._sample(epoch, int(i)) for i in indices]
-        samples = [
-            {name: value.as_subclass(Tensor) for name, value in sample.items()}
-            for sample in samples
-        ]
-        images = [normalise(sample["image"][None], self.mean, self.std)[0] for sample in samples]
-        canvas = canvas_of([image.shape[1:] for image in images], self.size, self.short)
+
+        def column(name: str) -> list[Tensor]:
+            return [sample[name].as_subclass(Tensor) for sample in samples]
+
+        images = [normalise(image[None], self.mean, self.std)[0] for image in column("image")]
+        canvas = canvas_of([_size(image) for image in images], self.size, self.short)
         # padded with the mean
-        batch = {"images": torch.stack([on_canvas(image, canvas) for image in images])}
-        if "labels" in samples[0]:
-            batch["boxes"] = pad_sequence([sample["boxes"] for sample in samples], batch_first=True)
-            labels = [sample["labels"] for sample in samples]
-            batch["labels"] = pad_sequence(labels, batch_first=True, padding_value=-1)
+        batch: Batch = {"images": torch.stack([on_canvas(image, canvas) for image in images])}
+        if "boxes" in samples[0]:
+            batch["boxes"] = pad_sequence(column("boxes"), batch_first=True)
+            batch["labels"] = pad_sequence(column("labels"), batch_first=True, padding_value=-1)
             if self.outlined:
-                masks = [on_canvas(sample["masks"], canvas) for sample in samples]
+                masks = [on_canvas(mask, canvas) for mask in column("masks")]
                 batch["masks"] = pad_sequence(masks, batch_first=True)
         elif "masks" in samples[0]:
-            masks = [on_canvas(sample["masks"], canvas, IGNORED) for sample in samples]
+            masks = [on_canvas(mask, canvas, IGNORED) for mask in column("masks")]
             batch["mask"] = torch.cat(masks).long()
         return with_labels(batch, self.store, indices)
 
@@ -144,20 +145,21 @@ class DenseTransform:
         if self.augment is None:
             return self._scaled(i, 1.0, self.short)
         with seeded(derive(self.key, "augment", epoch, i)):
-            scale, top, left, flip = torch.rand(4).tolist()
+            position, top, left, flip = torch.rand(4).tolist()
             low, high = self.short_range or self.augment.scale
-            drawn = low + (high - low) * scale
+            drawn = low + (high - low) * position
             if self.short_range:
                 sample = self._scaled(i, 1.0, drawn)
             else:
                 sample = self._scaled(i, drawn)
-            h, w = sample["image"].shape[1:]
+            h, w = _size(sample["image"])
             height = min(h, self.size)
             width = min(w, self.size)
             if (height, width) != (h, w):
-                box = (round(top * (h - height)), round(left * (w - width)), height, width)
-                sample = _apply(sample, lambda value: F.crop(value, *box))
-                sample = SANITIZE(sample) if "boxes" in sample else sample
+                corner = (round(top * (h - height)), round(left * (w - width)))
+                sample = _apply(sample, lambda value: F.crop(value, *corner, height, width))
+                if "boxes" in sample:
+                    sample = SANITIZE(sample)
             if flip < self.augment.flip:
                 sample = _apply(sample, F.horizontal_flip)
             if self.augment.photometric:
@@ -168,30 +170,40 @@ class DenseTransform:
         """Return image ``i``, letterboxed times ``scale``, or to the short side, with its target.
 
         It has ``image`` float32 [C, h, w] in [0, 1]. Detection adds ``boxes`` [n, 4], ``labels``
-        [n] and, with outlines, ``masks`` uint8 [n, h, w]. Segmentation adds ``masks`` uint8 [1, h,
-        w].
+        [n] and, with outlines, ``masks`` uint8 [n, h, w]. Segmentation adds ``masks`` uint8
+        [1, h, w].
         """
-        target = self.store.targets[i]
+        target = self.targets[i]
         h, w = letterboxed(target.size, self.size, scale, short)
-        sample = {"image": tv_tensors.Image(resized_to(self.store.image(i), (h, w)))}
+        sample: Tensors = {"image": tv_tensors.Image(resized_to(self.store.image(i), (h, w)))}
         if self.only_images:
             return sample
         if not isinstance(target, BoxTarget):
-            return sample | {
-                "masks": tv_tensors.Mask(torch.from_numpy(nearest(target.mask(), (h, w)))[None])
-            }
-        boxes, labels = (
-            torch.from_numpy(array[~target.crowd]) for array in (target.boxes, target.labels)
+            mask = torch.from_numpy(nearest(target.mask(), (h, w)))
+            sample["masks"] = tv_tensors.Mask(mask[None])
+            return sample
+        single = ~target.crowd
+        boxes = tv_tensors.BoundingBoxes(
+            torch.from_numpy(target.boxes[single]), format="XYXY", canvas_size=target.size
         )
-        boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=target.size)
-        sample |= {"boxes": F.resize(boxes, [h, w]), "labels": labels}
+        sample["boxes"] = F.resize(boxes, [h, w])
+        sample["labels"] = torch.from_numpy(target.labels[single])
         if self.outlined:
-            sample["masks"] = tv_tensors.Mask(torch.from_numpy(target.masks(h, w)[~target.crowd]))
-        return SANITIZE(sample)
+            masks = torch.from_numpy(target.masks(h, w)[single])
+            sample["masks"] = tv_tensors.Mask(masks)
+        sanitized: Tensors = SANITIZE(sample)
+        return sanitized
 
 
-def _apply(sample: Tensors, function: Callable) -> Tensors:
+def _size(image: Tensor) -> Size:
+    height, width = image.shape[-2:]
+    return height, width
+
+
+def _apply(sample: Tensors, function: Callable[[Any], Tensor]) -> Tensors:
     """Apply a function of torchvision to image, boxes and masks."""
-    return {
-        name: function(v) if isinstance(v, tv_tensors.TVTensor) else v for name, v in sample.items()
-    }
+    changed = dict(sample)
+    for name, value in sample.items():
+        if isinstance(value, tv_tensors.TVTensor):
+            changed[name] = function(value)
+    return changed

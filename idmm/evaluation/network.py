@@ -33,7 +33,7 @@ from idmm.data.views import normalise
 from idmm.errors import Fault, RunError, UserError
 from idmm.evaluation import Floats
 from idmm.evaluation.evaluate import outputs_in_order
-from torch.nn import Module as Backbone
+from idmm.models.base import Backbone
 from idmm.models.weights import Checkpoint, build_saved
 from idmm.progress import counting, duration, log
 from idmm.text import counted
