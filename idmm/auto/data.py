@@ -16,6 +16,7 @@ from idmm.data.fingerprint import digests
 from idmm.data.formats import BadImage
 from idmm.data.image_store import BadImages, store_split
 from idmm.data.images import image_size
+from idmm.data.list_file import decoded
 from idmm.data.listing import list_images
 from idmm.data.split import LabelsMissing, Listing
 from idmm.data.stratify import stratified_folds
@@ -151,7 +152,7 @@ def _leave_out(data: Data, names: Iterable[str], out: Path) -> Data:
     ``data.exclude``."""
     lines = [user_lists.exclude_line(name) for name in names]
     if data.exclude is not None:
-        before = user_lists.decoded(expand_home(data.exclude).read_bytes())
+        before = decoded(expand_home(data.exclude).read_bytes())
         lines = [*before.split("\n"), *lines]
     write_text(out / EXCLUDE, "\n".join([*lines, ""]))
     return replace(data, exclude=str(out / EXCLUDE))

@@ -1,6 +1,5 @@
 """Faults of a dataset, found before training: unreadable files, duplicates, leakage, odd images."""
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,11 +25,12 @@ from idmm.data.images import (
     digest,
     read_image,
 )
+from idmm.data.list_file import decoded
 from idmm.data.listing import list_images
 from idmm.data.parallel import parallel_map
 from idmm.data.registry import spec_of
 from idmm.data.split import LabelsMissing, Listing, Split
-from idmm.data.user_lists import decoded, exclude_line
+from idmm.data.user_lists import exclude_line
 from idmm.errors import Fault, UserError
 from idmm.files import expand_home, write_bytes
 from idmm.text import counted, one_line
@@ -422,8 +422,10 @@ def write_exclusions(command: str, before: str | None, lines: list[str], path: P
         head = decoded(expand_home(before).read_bytes()).rstrip("\n")
     content = "\n".join([head, *lines, ""]).encode("utf-8", "surrogateescape")
     if path.exists() and path.read_bytes() != content:  # it may have been edited
-        names = (path.with_suffix(f".old{number}.txt") for number in itertools.count(1))
-        path.replace(next(name for name in names if not name.exists()))
+        number = 1
+        while path.with_suffix(f".old{number}.txt").exists():
+            number += 1
+        path.replace(path.with_suffix(f".old{number}.txt"))
     write_bytes(path, content)
     certain = sum(not line.rpartition("\n")[2].startswith("#") for line in lines)
     if certain:

@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 
 Fingerprint = dict[str, Any]  # for JSON
 
-# kinds of changes
-RELABELLED = "with another label"
-NEW = "new"
-GONE = "gone"
-REWRITTEN = "with other content"
-RENAMED = "renamed"
-KINDS = (RELABELLED, NEW, GONE, REWRITTEN, RENAMED)
 _CLOCK = 2.0  # seconds by which a file system's times may be behind
 
 
@@ -161,25 +154,30 @@ def image_changes(old: Fingerprint, new: Fingerprint) -> str:
     """
     before = _images_of(old)
     now = _images_of(new)
+    changed: dict[str, list[str]] = {
+        "with another label": [],
+        "new": [],
+        "gone": [],
+        "with other content": [],
+        "renamed": [],
+    }
     added = defaultdict(list)  # names by content
     for name, image in now.items():
         if name not in before:
             added[image.content].append(name)
-    changed: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for name, image in before.items():
-        match = name
-        if name not in now:
-            if not added[image.content]:
-                changed[GONE].append(name)
-                continue
-            match = added[image.content].pop(0)
+        matches = [name] if name in now else added[image.content]
+        if not matches:
+            changed["gone"].append(name)
+            continue
+        match = matches.pop(0)
         if now[match].label != image.label:
-            changed[RELABELLED].append(match)
+            changed["with another label"].append(match)
         elif now[match] != image:
-            changed[REWRITTEN].append(match)
+            changed["with other content"].append(match)
         elif match != name:
-            changed[RENAMED].append(match)
-    changed[NEW] = list(chain(*added.values()))
+            changed["renamed"].append(match)
+    changed["new"] = list(chain(*added.values()))
     if names := list(chain(*changed.values())):
         counts = ", ".join(f"{len(group)} {kind}" for kind, group in changed.items())
         return one_line(f"{counts} ({listed(names, 3)})")

@@ -6,7 +6,7 @@ Nothing is decoded here. :data:`idmm.data.registry.DATASETS` has the datasets th
 import contextlib
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from idmm.data.fingerprint import digests
 from idmm.data.folder import FilesMissing, read_unlabelled, root_folder
 from idmm.data.images import digest
 from idmm.data.registry import Spec, read_dataset, resolve_name, spec_of
-from idmm.data.split import Labels, LabelsMissing, Listing, Split, with_unlabelled
+from idmm.data.split import Labels, LabelsMissing, Listing, Split, names_of, with_unlabelled
 from idmm.data.stratify import divide, units_per_class
 from idmm.data.user_lists import groups_of, leave_out, read_groups, with_groups, without
 from idmm.errors import Fault, UserError
@@ -64,49 +64,37 @@ def list_images(
     data, _ = resolve_name(data)
     if unlabelled is None:
         unlabelled = not labelled
-    is_tested = labelled and evaluated
     splits = narrowed(_read(data, labelled, unlabelled), data, labelled)
-    if data.exclude and labelled and (empty := _empty_classes(splits.train)):
-        raise UserError(
-            Fault(
-                "data.exclude",
-                f"'{data.exclude}' leaves no training image of {listed(empty)}, "
-                "expected at least one per class",
-            )
-        )
+    splits = _divided(splits, data, labelled, labelled and evaluated)
+    splits = replace(splits, train=_drawn(splits.train, data, labelled))
+    if joined:
+        return with_unlabelled(splits)
+    return splits
+
+
+def _divided(splits: Listing, data: config.Data, labelled: bool, is_tested: bool) -> Listing:
+    """Hold images out, and leave out those of their groups.
+
+    ``is_tested``: There must be images to evaluate on.
+    """
     if data.folds is not None:
         splits = _hold_out_fold(splits, data.folds, data.fold or 1, is_tested)
     splits = hold_out(splits, data.val_fraction)
     if data.groups is not None:
         splits = _without_held_groups(splits, data, data.groups, labelled)
-    if is_tested and splits.test is None:
-        root = f"'{data.root}'"
-        if data.labels is not None:
-            root = f"{root} with data.labels '{data.labels}'"
-        raise LabelsMissing(
-            Fault(
-                "data.root",
-                f"{root} has no 'val' or 'test' images to evaluate on",
-                "Add some, hold out a share of train with --data.val_fraction, e.g. 0.2, "
-                "or give --data.folds 5",
-            )
+    if not is_tested or splits.test is not None:
+        return splits
+    root = f"'{data.root}'"
+    if data.labels is not None:
+        root = f"{root} with data.labels '{data.labels}'"
+    raise LabelsMissing(
+        Fault(
+            "data.root",
+            f"{root} has no 'val' or 'test' images to evaluate on",
+            "Add some, hold out a share of train with --data.val_fraction, e.g. 0.2, "
+            "or give --data.folds 5",
         )
-    train = splits.train
-    if data.subset is not None:
-        train = draw_subset(train, data.subset)
-    if data.labelled is not None:
-        train = _with_labels_of(train, data.labelled)
-    if labelled and (empty := _empty_classes(train)):
-        log.warning(
-            "data: %d of %d classes have no training image: %s",
-            len(empty),
-            len(train.class_names),
-            listed(empty),
-        )
-    splits = replace(splits, train=train)
-    if joined:
-        return with_unlabelled(splits)
-    return splits
+    )
 
 
 # ---------------------------------------------------------------------- the dataset
@@ -177,28 +165,36 @@ def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
         splits = leave_out(splits, data.exclude, root)
     if data.groups is not None and (labelled or data.val_fraction):
         splits = with_groups(splits, data.groups, root)
-    groups = splits.train.groups
-    if groups is None:
-        return splits
-    held: set[str] = set()
-    for part in splits.evaluated:
-        if part.groups is not None:
-            held.update(part.groups.tolist())
-    if shared := sorted(held.intersection(groups.tolist())):
+    trained = _groups_of([splits.train])
+    if shared := sorted(trained & _groups_of(splits.evaluated)):
         log.warning(
             "data.groups: %s with images both in train and in val or test, "
             "so accuracies come out too high: %s",
             counted(len(shared), "group"),
             listed(shared),
         )
+    if data.exclude and labelled and (empty := _empty_classes(splits.train)):
+        raise UserError(
+            Fault(
+                "data.exclude",
+                f"'{data.exclude}' leaves no training image of {listed(empty)}, "
+                "expected at least one per class",
+            )
+        )
     return splits
 
 
-def _root_of_names(data: config.Data) -> str | None:
-    """Return the folder that names of images are relative to.
+def _groups_of(parts: Iterable[Split]) -> set[str]:
+    """Return the names of the groups of images, if they have some."""
+    names = set()
+    for part in parts:
+        if part.groups is not None:
+            names.update(part.groups.tolist())
+    return names
 
-    None: official images, which lie in folders below it.
-    """
+
+def _root_of_names(data: config.Data) -> str | None:
+    """Return the folder that names are relative to. None: that of official images is below it."""
     if data.name == "folder":
         return data.root
     return None
@@ -216,7 +212,7 @@ def _without_held_groups(
             listing = list_images(everything, labelled=True, evaluated=False, unlabelled=False)
             evaluated += listing.evaluated
             with_labels = listing.train
-    held = [name for part in evaluated for name in part.names]
+    held = names_of(evaluated)
     without_labels = {*splits.train.names}.difference(with_labels.names)
     if splits.unlabelled:
         without_labels.update(splits.unlabelled.names)
@@ -235,6 +231,25 @@ def _without_held_groups(
 
 
 # --------------------------------------------------------------------- parts of the training images
+def _drawn(train: Split, data: config.Data, labelled: bool) -> Split:
+    """Return the images that ``data.subset`` draws, with the labels that ``data.labelled`` draws.
+
+    ``labelled``: Classes without an image get a warning.
+    """
+    if data.subset is not None:
+        train = draw_subset(train, data.subset)
+    if data.labelled is not None:
+        train = _with_labels_of(train, data.labelled)
+    if labelled and (empty := _empty_classes(train)):
+        log.warning(
+            "data: %d of %d classes have no training image: %s",
+            len(empty),
+            len(train.class_names),
+            listed(empty),
+        )
+    return train
+
+
 def draw_subset(split: Split, subset: config.Subset) -> Split:
     """Draw a part of a split, in its original order.
 

@@ -2,8 +2,9 @@
 
 import os
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -108,10 +109,8 @@ def split_of(
 ) -> Split:
     """Return the named files of a folder, '/' between, with their labels if they have some."""
     items = [os.path.join(root, *name.split("/")) for name in names]
-    split = Split(items, names, None, classes)
-    if labels is None:
-        return split
-    return replace(split, labels=np.array(labels, dtype=np.int64))
+    numbers = None if labels is None else np.array(labels, dtype=np.int64)
+    return Split(items, names, numbers, classes)
 
 
 @dataclass(frozen=True)
@@ -161,13 +160,16 @@ class Listing:
         )
 
 
+def names_of(parts: Iterable[Split]) -> list[str]:
+    """Return the names of all images of some splits."""
+    return list(chain.from_iterable(part.names for part in parts))
+
+
 def arranged(splits: Mapping[str, Split]) -> Listing:
     """Return the splits by their names. A single one to evaluate on is ``test``."""
-    val = splits.get("val")
-    test = splits.get("test")
-    if test is None:
-        return Listing(splits["train"], test=val)
-    return Listing(splits["train"], val, test)
+    if "test" in splits:
+        return Listing(splits["train"], splits.get("val"), splits["test"])
+    return Listing(splits["train"], test=splits.get("val"))
 
 
 def with_unlabelled(listing: Listing) -> Listing:
