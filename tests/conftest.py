@@ -55,7 +55,7 @@ def whole_grid(tmp_path_factory):
     it."""
     out = tmp_path_factory.mktemp("grid") / "out"
     with transfers.forked(out) as process:
-        assert process.wait() == 0, process.said()
+        process.succeed()
     out.with_name("said").write_text(process.said())
     return out
 

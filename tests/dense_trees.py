@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
+from pycocotools import mask as coco
 from sklearn.datasets import load_digits
 
 CLASSES = ["zero", "one", "seven"]
@@ -33,10 +34,10 @@ class Scene:
     @property
     def mask(self):
         """Class of each pixel from 1, 0 for the background: uint8 [H, W]."""
-        made = np.zeros(self.image.shape[:2], dtype=np.uint8)
+        classes = np.zeros(self.image.shape[:2], dtype=np.uint8)
         for label, mask in zip(self.labels, self.masks, strict=True):
-            made[mask] = label + 1
-        return made
+            classes[mask] = label + 1
+        return classes
 
 
 def scene(seed, size=None, objects=None):
@@ -77,11 +78,18 @@ def scenes(part, count, **options):
 
 def polygons(mask):
     """Exact outline of a mask as COCO's polygons: a rectangle for each run of pixels in a row."""
-    found = []
+    rectangles = []
     for y, row in enumerate(mask.astype(int)):
         edges = np.flatnonzero(np.diff(row, prepend=0, append=0))
-        found += [[x1, y, x2, y, x2, y + 1, x1, y + 1] for x1, x2 in edges.reshape(-1, 2).tolist()]
-    return found
+        for x1, x2 in edges.reshape(-1, 2).tolist():
+            rectangles.append([x1, y, x2, y, x2, y + 1, x1, y + 1])
+    return rectangles
+
+
+def packed(mask):
+    """A mask as COCO's compressed RLE."""
+    encoded = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
+    return {"size": encoded["size"], "counts": encoded["counts"].decode()}
 
 
 def run_lengths(mask):
@@ -91,99 +99,87 @@ def run_lengths(mask):
     return {"size": list(mask.shape), "counts": np.diff([0, *edges, len(flat)]).tolist()}
 
 
+OUTLINES = {"polygons": polygons, "rle": run_lengths, "packed": packed}
+COUNTS = {"train": 6, "val": 3}
+
+
 def coco_tree(root, form="polygons", official=False, change=None, **counts):
     """Writes ROOT/annotations/PART.json over ROOT/PART: ``coco_tree(root, train=6, val=3)``.
 
-    ``form``: polygons, rle, or boxes (which has no outlines); ``official``: under COCO's own names;
+    ``form``: one of OUTLINES, or boxes, without outlines; ``official``: under COCO's own names;
     ``change(part, content)`` may spoil what is written. Returns the canvases by part and name.
     """
-    made = {}
+    written = {}
     (root / "annotations").mkdir(parents=True, exist_ok=True)
-    for part, count in (counts or {"train": 6, "val": 3}).items():
+    for part, count in (counts or COUNTS).items():
         folder = root / (f"{part}2017" if official else part)
         folder.mkdir(exist_ok=True)
-        made[part] = {f"{i:03d}.png": of for i, of in enumerate(scenes(part, count))}
-        images = []
-        annotations = []
-        for i, (name, of) in enumerate(made[part].items(), start=100):
-            Image.fromarray(of.image).save(folder / name)
-            images.append(
-                {
-                    "id": i,
-                    "file_name": name,
-                    "height": of.image.shape[0],
-                    "width": of.image.shape[1],
-                }
-            )
-            for (x1, y1, x2, y2), label, mask in zip(
-                of.boxes.tolist(), of.labels, of.masks, strict=True
-            ):
+        content = {"images": [], "annotations": [], "categories": []}
+        for number, name in zip(IDS, CLASSES, strict=True):
+            content["categories"].append({"id": number, "name": name})
+        written[part] = {}
+        for i, canvas in enumerate(scenes(part, count)):
+            name = f"{i:03d}.png"
+            written[part][name] = canvas
+            Image.fromarray(canvas.image).save(folder / name)
+            height, width = canvas.image.shape[:2]
+            row = {"id": 100 + i, "file_name": name, "height": height, "width": width}
+            content["images"].append(row)
+            for box, label, mask in zip(canvas.boxes, canvas.labels, canvas.masks, strict=True):
+                x1, y1, x2, y2 = box.tolist()
                 row = {
-                    "id": 1 + len(annotations),
-                    "image_id": i,
-                    "category_id": IDS[label],
-                    "iscrowd": 0,
-                }
-                row |= {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": int(mask.sum())}
-                if form != "boxes":
-                    row["segmentation"] = (
-                        polygons(mask) if form == "polygons" else run_lengths(mask)
-                    )
-                annotations.append(row)
-        categories = [
-            {"id": number, "name": name} for number, name in zip(IDS, CLASSES, strict=True)
-        ]
-        content = {"images": images, "annotations": annotations, "categories": categories}
+                    "id": 1 + len(content["annotations"]), "image_id": 100 + i, "category_id": IDS[label],
+                    "iscrowd": 0, "bbox": [x1, y1, x2 - x1, y2 - y1], "area": int(mask.sum()),
+                }  # fmt: skip
+                if form in OUTLINES:
+                    row["segmentation"] = OUTLINES[form](mask)
+                content["annotations"].append(row)
         if change is not None:
             change(part, content)
         name = f"instances_{part}2017.json" if official else f"{part}.json"
         (root / "annotations" / name).write_text(json.dumps(content))
-    return made
+    return written
 
 
 def mask_tree(root, **counts):
     """Writes ROOT/images/PART/*.png, ROOT/masks/PART/*.png with a palette (0 the background, 1 to 3
     the digits; a frame of 255 around every image) and ROOT/classes.txt; returns the canvases by
     part and name."""
-    made = {}
-    for part, count in (counts or {"train": 6, "val": 3}).items():
-        made[part] = {f"{i:03d}.png": of for i, of in enumerate(scenes(part, count))}
-        for name, of in made[part].items():
-            values = of.mask
+    written = {}
+    palette = np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes()
+    for part, count in (counts or COUNTS).items():
+        written[part] = {f"{i:03d}.png": canvas for i, canvas in enumerate(scenes(part, count))}
+        for name, canvas in written[part].items():
+            values = canvas.mask
             values[[0, -1]] = 255
             values[:, [0, -1]] = 255
-            _write(root, ("images", "masks"), part, name, of.image, values)
+            mask = Image.fromarray(values)
+            mask.putpalette(palette)
+            _save(Image.fromarray(canvas.image), root / "images" / part / name)
+            _save(mask, root / "masks" / part / name)
     (root / "classes.txt").write_text("\n".join(["background", *CLASSES]) + "\n")
-    return made
+    return written
 
 
 def ade_tree(root, **counts):
     """Writes ADE20K's layout: 0 is other, 1 to 3 the digits, 4 to 150 are classes without a
     pixel."""
-    made = {}
-    parts = {"train": "training", "val": "validation"}
-    for part, count in (counts or {"train": 6, "val": 3}).items():
-        made[part] = {f"ADE_{part}_{i:08d}.png": of for i, of in enumerate(scenes(part, count))}
-        for name, of in made[part].items():
-            _write(root, ("images", "annotations"), parts[part], name, of.image, of.mask)
-    names = CLASSES + [f"thing {i}" for i in range(len(CLASSES) + 1, ADE_CLASSES + 1)]
-    rows = [f"{i}\t0.1\t1\t1\t{name}" for i, name in enumerate(names, start=1)]
-    (root / "objectInfo150.txt").write_text(
-        "\n".join(["Idx\tRatio\tTrain\tVal\tName", *rows]) + "\n"
-    )
-    return made
+    for part, count in counts.items():
+        folder = {"train": "training", "val": "validation"}[part]
+        for i, canvas in enumerate(scenes(part, count)):
+            name = f"ADE_{part}_{i:08d}.png"
+            _save(Image.fromarray(canvas.image), root / "images" / folder / name)
+            _save(Image.fromarray(canvas.mask), root / "annotations" / folder / name)
+    rows = ["Idx\tRatio\tTrain\tVal\tName"]
+    for i in range(1, ADE_CLASSES + 1):
+        name = CLASSES[i - 1] if i <= len(CLASSES) else f"thing {i}"
+        rows.append(f"{i}\t0.1\t1\t1\t{name}")
+    (root / "objectInfo150.txt").write_text("\n".join(rows) + "\n")
 
 
-def _write(root, folders, part, name, image, values):
-    for folder, array in zip(folders, (image, values), strict=True):
-        path = root / folder / part / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made = Image.fromarray(array)
-        if folder == "masks":
-            made.putpalette(
-                np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes()
-            )
-        made.save(path)
+def _save(image, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
 
 
 TURNS = {  # what a camera stores, given the upright image, by EXIF's orientation

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import VIT, inside, read
 from PIL import Image
+from sklearn.datasets import load_sample_image
 
 from idmm import config
 from idmm.data import images
@@ -27,9 +28,12 @@ HOW = "('idmm data check --root DIR --out runs/check' writes a file for --data.e
 
 def tuned(out, root, **changes):
     """Runs fine-tuning of a tiny network; returns the exit code."""
-    return inside(
-        "finetune", out, **{**TINY, "stages": [{"size": 16}], "data__root": str(root), **changes}
-    )
+    settings = {**TINY, "stages": [{"size": 16}], "data__root": root, **changes}
+    return inside("finetune", out, **settings)
+
+
+def tuned_ok(out, root, **changes):
+    assert tuned(out, root, **changes) == 0
 
 
 def result(out):
@@ -49,11 +53,20 @@ def tree(root, **splits):
     for split, classes in splits.items():
         for name, count in classes.items():
             for i in range(count):
-                paint(
-                    root / split / name / f"{i}.png",
-                    seed=zlib.crc32(f"{split}/{name}/{i}".encode()),
-                )
+                path = f"{split}/{name}/{i}"
+                paint(root / f"{path}.png", zlib.crc32(path.encode()))
     return root
+
+
+def tiles(folder, numbers, across, down, side):
+    """Cuts numbered squares out of the photograph of a folder's name, five or six in a row."""
+    photo = Image.fromarray(load_sample_image(f"{folder.name}.jpg"))
+    folder.mkdir(parents=True)
+    columns = (photo.width - side) // across + 1
+    for i in numbers:
+        left = across * (i % columns)
+        top = down * (i // columns)
+        photo.crop((left, top, left + side, top + side)).save(folder / f"{i:02d}.png")
 
 
 def section(root=None, name="folder", **fields):
@@ -68,11 +81,9 @@ def faults(call, *args, **kwargs):
 
 def opened(root, bound=None, part="train", keep="auto", labelled=False, **fields):
     """A part's store; the cache lies beside the images' folder."""
-    fields = {"cache_dir": str(Path(root).parent / "cache"), **fields}
-    data = section(root, cache=keep, **fields)
-    return store_split(
-        getattr(list_images(data, labelled), part), stored_size=bound, data=data, part=part
-    )
+    data = section(root, cache=keep, cache_dir=str(Path(root).parent / "cache"), **fields)
+    split = list_images(data, labelled).parts[part]
+    return store_split(split, stored_size=bound, data=data, part=part)
 
 
 def same(a, b):
@@ -90,8 +101,8 @@ def sums(store):
 
 def entry_of(root):
     """The only entry of the cache beside a folder."""
-    (found,) = (path for path in (root.parent / "cache").iterdir() if path.is_dir())
-    return found
+    (entry,) = (path for path in (root.parent / "cache").iterdir() if path.is_dir())
+    return entry
 
 
 @pytest.fixture
@@ -99,9 +110,10 @@ def decoded(monkeypatch):
     """A list that grows by what is decoded."""
     seen = []
     load = images.read_image
-    monkeypatch.setattr(
-        images,
-        "read_image",
-        lambda item, *rest, **named: (seen.append(item), load(item, *rest, **named))[1],
-    )
+
+    def read_image(item, *rest, **named):
+        seen.append(item)
+        return load(item, *rest, **named)
+
+    monkeypatch.setattr(images, "read_image", read_image)
     return seen

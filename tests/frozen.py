@@ -49,9 +49,8 @@ def timms(info):
 
 
 def linear(train, labels, c):
-    return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(
-        train, labels
-    )
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000))
+    return model.fit(train, labels)
 
 
 def by_timm(run, files):
@@ -67,7 +66,6 @@ def by_hand(run, size=16, crop_pct=0.875, part="train"):
     backbone = idmm.load_backbone(run, img_size=size)
     split = getattr(list_images(config.Data(), labelled=True), part)
     transform = create_transform(**{**resolve_model_data_config(backbone), "crop_pct": crop_pct})
+    images = torch.stack([transform(Image.fromarray(item)) for item in split.items])
     with torch.no_grad():
-        return backbone(
-            torch.stack([transform(Image.fromarray(i)) for i in split.items])
-        ).numpy(), split.labels
+        return backbone(images).numpy(), split.labels

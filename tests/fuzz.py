@@ -12,6 +12,7 @@ name and the number of the case. To add one, write it in a module ``fuzz_NAME.py
 """
 
 import argparse
+import collections
 import contextlib
 import copy
 import faulthandler
@@ -22,6 +23,7 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 import time
 import zlib
 from collections.abc import Callable
@@ -99,7 +101,9 @@ OTHERS = [None, True, False, [], {}, [[]], [None], [1, 2, 3], {"a": 1}, [[0, 0, 
 
 
 def pick(rng, values):
-    """Return one of several values."""
+    """Return one of several values, or a word of a text."""
+    if isinstance(values, str):
+        values = values.split()
     return values[int(rng.integers(len(values)))]
 
 
@@ -112,7 +116,7 @@ def damaged(content, rng):
     """Return bytes after one to three of these: cut, overwritten, inserted, removed, repeated,
     flipped."""
     for _ in range(int(rng.integers(1, 4))):
-        kind = pick(rng, ["cut", "flip", "overwrite", "insert", "remove", "repeat", "zero", "swap"])
+        kind = pick(rng, "cut flip overwrite insert remove repeat zero swap")
         length = max(1, len(content))
         start = int(rng.integers(length))
         stop = min(length, start + 1 + int(rng.integers(min(64, length))))
@@ -153,9 +157,7 @@ def spoil(value, rng):
     for key in path:
         holder = holder[key]
     old = holder[last]
-    kind = pick(
-        rng, ["strange", "strange", "remove", "double", "text", "wrap", "negative", "other"]
-    )
+    kind = pick(rng, "strange strange remove double text wrap negative other")
     if kind == "remove":
         del holder[last]
     elif kind == "double" and isinstance(holder, list):
@@ -187,7 +189,7 @@ def strange_place(path, rng):
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-    kind = pick(rng, ["gone", "folder", "itself", "empty", "locked", "device", "pipe"])
+    kind = pick(rng, "gone folder itself empty locked device pipe")
     if kind == "folder":
         path.mkdir()
     elif kind == "itself":
@@ -213,8 +215,9 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
     def __str__(self):
-        return "\n".join([f"{self.family}:{self.number}: {', '.join(self.faults) or 'right'}, exit code {self.code}",
-                          *(f"    {line}" for line in self.text.splitlines())])  # fmt: skip
+        verdict = ", ".join(self.faults) or "right"
+        head = f"{self.family}:{self.number}: {verdict}, exit code {self.code}"
+        return f"{head}\n{textwrap.indent(self.text, '    ')}"
 
 
 def complaints(code, text, case):
@@ -246,7 +249,7 @@ def run_case(family, number, folder):
     rng = np.random.default_rng([zlib.crc32(family.name.encode()), number])
     case = family.make(folder, rng)
     outcome = Outcome(family.name, number, [str(word) for word in case.argv])
-    with captured() as said, one_thread(), case.inside():
+    with captured() as printed, one_thread(), case.inside():
         try:
             outcome.code = main(outcome.argv)
         except Done:
@@ -257,7 +260,7 @@ def run_case(family, number, folder):
             import traceback
 
             traceback.print_exc()
-    outcome.text = said.getvalue()
+    outcome.text = printed.getvalue()
     outcome.faults = complaints(outcome.code, outcome.text, case)
     return outcome
 
@@ -266,19 +269,21 @@ def run_case(family, number, folder):
 def captured():
     """Catch all that this process prints inside the block, also from C, on standard output and
     error."""
-    said = io.StringIO()
-    saved = [os.dup(1), os.dup(2)]
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
+    printed = io.StringIO()
+    with tempfile.TemporaryFile() as file, contextlib.ExitStack() as stack:
+        for stream in (sys.stdout, sys.stderr):
+            number = stream.fileno()
+            saved = os.dup(number)
+            os.dup2(file.fileno(), number)
+            stack.callback(os.close, saved)
+            stack.callback(os.dup2, saved, number)
+            stack.callback(stream.flush)
         try:
-            yield said
+            yield printed
         finally:
-            sys.stdout.flush(), sys.stderr.flush()
-            for number, old in enumerate(saved, start=1):
-                os.dup2(old, number)
-                os.close(old)
+            stack.close()
             file.seek(0)
-            said.write(file.read().decode("utf-8", "replace"))
+            printed.write(file.read().decode("utf-8", "replace"))
 
 
 def _work(jobs, pipe, crash, parent):
@@ -346,20 +351,19 @@ def main():
     jobs = []
     for name in options.cases or FAMILIES:
         name, _, number = name.partition(":")
-        count = options.count or FAMILIES[name].count
-        numbers = [int(number)] if number else range(count)
-        jobs += [(FAMILIES[name], number) for number in numbers]
-    counts = {}
+        family = FAMILIES[name]
+        numbers = [int(number)] if number else range(options.count or family.count)
+        jobs += [(family, number) for number in numbers]
+    counts = collections.Counter()
     wrong = 0
     started_at = time.monotonic()
     for outcome in run(jobs):
-        key = (outcome.family, outcome.code)
-        counts[key] = counts.get(key, 0) + 1
+        counts[f"{outcome.family}: exit code {outcome.code}"] += 1
         wrong += bool(outcome.faults)
         if outcome.faults or len(jobs) == 1:
             print(outcome, flush=True)
-    for (name, code), count in sorted(counts.items(), key=str):
-        print(f"{name}: {count} cases with exit code {code}")
+    for name, count in sorted(counts.items()):
+        print(f"{name}, {count} cases")
     print(f"{wrong} of {len(jobs)} cases are wrong, {time.monotonic() - started_at:.0f} s")
     return int(wrong > 0)
 

@@ -14,12 +14,12 @@ from unittest import mock
 import numpy as np
 from dense_trees import coco_tree, mask_tree
 from fuzz import Case, Done, damaged, family, pick, replace, spoil, strange, strange_place
-from helpers import VIT, _flow
+from helpers import VIT, as_flags
 from PIL import Image
 
 SIDE = 64  # of the canvas
 FLAGS = {
-    "model.name": "vit_tiny_patch16_224", "model.kwargs": _flow(VIT), "data.workers": 0, "data.cache": "off",
+    "model.name": "vit_tiny_patch16_224", "model.kwargs": VIT, "data.workers": 0, "data.cache": "off",
     "train.size": SIDE, "train.epochs": 1, "train.device": "cpu", "train.precision": "fp32",
 }  # fmt: skip
 
@@ -40,10 +40,10 @@ def until_training():
             for augment in (None, setup.config.augment):
                 DenseTransform(split, SIDE, (0.5,) * 3, (0.5,) * 3, augment)(0, numbers)
             if setup.config.STAGE == "detect":
-                found = [
+                objects = [
                     Objects(t.boxes, t.labels, np.ones(len(t.boxes)), None) for t in split.targets
                 ]
-                detection_scores(found, split.targets, split.classes)
+                detection_scores(objects, split.targets, split.classes)
         raise Done
 
     with (
@@ -55,8 +55,8 @@ def until_training():
 
 def dense_case(command, root):
     out = root / "out"
-    words = [word for key, value in FLAGS.items() for word in (f"--{key}", value)]
-    return Case([command, "--data.root", root, "--out", out, *words], [out], until_training)
+    flags = as_flags(FLAGS, {})
+    return Case([command, "--data.root", root, "--out", out, *flags], [out], until_training)
 
 
 def template(kind, folder):
@@ -75,45 +75,30 @@ def template(kind, folder):
 @family(3500)
 def coco(folder, rng):
     """COCO's JSON with bad values, bad bytes or bad images."""
-    form = pick(rng, ["polygons", "rle", "packed", "boxes"])
-    shutil.copytree(
-        template("rle" if form == "packed" else form, folder), folder, dirs_exist_ok=True
-    )
-    path = folder / "annotations" / pick(rng, ["train.json", "train.json", "val.json"])
+    form = pick(rng, "polygons rle packed boxes")
+    shutil.copytree(template(form, folder), folder, dirs_exist_ok=True)
+    path = folder / "annotations" / pick(rng, "train.json train.json val.json")
     content = json.loads(path.read_text())
-    if form == "packed":
-        pack(content)
-    kind = pick(
-        rng, ["values"] * 6 + ["rows"] * 3 + ["outline"] * 3 + ["bytes", "images", "file_name"]
-    )
+    kind = pick(rng, 6 * "values " + 3 * "rows outline " + "bytes images file_name")
     text = None
     if kind == "values":
         for _ in range(int(rng.integers(1, 4))):
             spoil(content, rng)
     elif kind == "rows":
-        row = pick(rng, content[pick(rng, ["annotations", "annotations", "images", "categories"])])
+        row = pick(rng, content[pick(rng, "annotations annotations images categories")])
         row[pick(rng, list(row))] = strange(rng)
     elif kind == "outline":
         spoil_outline(pick(rng, content["annotations"]), rng)
     elif kind == "bytes":
         text = damaged(json.dumps(content).encode(), rng)
     elif kind == "images":
-        image = folder / path.stem / pick(rng, ["000.png", "001.png"])
+        image = folder / path.stem / pick(rng, "000.png 001.png")
         spoil_image(image, rng)
     else:
         pick(rng, content["images"])["file_name"] = strange_name(folder, path.stem, rng)
     if path.is_file():
         replace(path, json.dumps(content).encode() if text is None else text)
     return dense_case("detect", folder)
-
-
-def pack(content):
-    """Make outlines of run lengths into COCO's compressed form."""
-    from pycocotools import mask
-
-    for row in content["annotations"]:
-        packed = mask.frPyObjects(row["segmentation"], *row["segmentation"]["size"])
-        row["segmentation"] = {"size": packed["size"], "counts": packed["counts"].decode()}
 
 
 def spoil_outline(row, rng):
@@ -146,9 +131,9 @@ def masks(folder, rng):
     """Masks that are no masks, of other sizes, values, modes and bytes, and bad lists of
     classes."""
     shutil.copytree(template("masks", folder), folder, dirs_exist_ok=True)
-    part = pick(rng, ["train", "train", "val"])
+    part = pick(rng, "train train val")
     mask, image = (folder / kind / part / "000.png" for kind in ("masks", "images"))
-    kind = pick(rng, ["bytes", "mode", "mode", "values", "values", "image", "classes", "files"])
+    kind = pick(rng, "bytes mode mode values values image classes files")
     if kind == "bytes":
         replace(mask, damaged(mask.read_bytes(), rng))
     elif kind == "mode":
@@ -159,9 +144,8 @@ def masks(folder, rng):
     elif kind == "image":
         spoil_image(image, rng)
     elif kind == "classes":
-        text = "\n".join(str(strange(rng)) for _ in range(int(rng.integers(1, 5)))).encode(
-            "utf-8", "surrogatepass"
-        )
+        text = "\n".join(str(strange(rng)) for _ in range(int(rng.integers(1, 5))))
+        text = text.encode("utf-8", "surrogatepass")
         replace(folder / "classes.txt", pick(rng, [text, text * 90, damaged(text, rng)]))
     else:
         strange_place(pick(rng, [mask, mask.parent, image, folder / "classes.txt"]), rng)
@@ -182,8 +166,7 @@ def spoil_image(path, rng):
     with Image.open(path) as image:
         image.load()
     grey = image.convert("L")
-    modes = ["1", "L", "P", "LA", "RGB", "RGBA", "CMYK", "I", "I;16", "F"]
-    mode = pick(rng, [*modes, "size", "turned", "bytes"])
+    mode = pick(rng, "1 L P LA RGB RGBA CMYK I I;16 F size turned bytes")
     options = {}
     if mode == "size":
         image = image.resize(pick(rng, [(1, 1), (3, 5), image.size[::-1], (1, 4000)]))
@@ -195,7 +178,7 @@ def spoil_image(path, rng):
         image = Image.fromarray(np.asarray(grey).astype(np.uint16) * pick(rng, [1, 257]))
     elif mode != "bytes":
         image = grey.convert(mode)
-    form = pick(rng, ["PNG", "PNG", "PNG", "TIFF", "JPEG", "BMP", "GIF", "WEBP"])
+    form = pick(rng, "PNG PNG PNG TIFF JPEG BMP GIF WEBP")
     try:
         content = encoded(image, form, **options)
     # this format has no such mode

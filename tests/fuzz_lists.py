@@ -13,16 +13,7 @@ from folders import paint
 from fuzz import TEXTS, Case, Done, damaged, family, pick, replace, strange, strange_place
 
 CLASSES = ["cat", "dög"]
-ENCODINGS = [
-    *["utf-8"] * 20,
-    "utf-8-sig",
-    "utf-16",
-    "utf-16-le",
-    "utf-16-be",
-    "cp1252",
-    "utf-32",
-    "utf-7",
-]
+ENCODINGS = 20 * "utf-8 " + "utf-8-sig utf-16 utf-16-le utf-16-be cp1252 utf-32 utf-7"
 
 
 @contextlib.contextmanager
@@ -39,16 +30,17 @@ def lists(folder, rng):
     """CSV files and lists with bad cells, rows, headers, forms, encodings and bytes, and odd
     folders."""
     root = folder / "d"
-    names = [
-        f"{part}/{i}-{name}.png" for part in ("train", "test") for name in CLASSES for i in range(3)
-    ]
+    names = []
+    for part in ("train", "test"):
+        for name in CLASSES:
+            names += [f"{part}/{i}-{name}.png" for i in range(3)]
     if rng.random() < 0.2:
         names.append(odd_name(rng))
     for seed, name in enumerate(names):
         paint(root / name, seed)
     rows = [["path", "class", "split", "group"]]
     rows += [[name, CLASSES["dög" in name], name.partition("/")[0], name[-9:]] for name in names]
-    kind = pick(rng, ["labels", "labels", "labels", "groups", "exclude"])
+    kind = pick(rng, "labels labels labels groups exclude")
     files = {"labels": folder / "labels.csv"}
     replace(files["labels"], table(rows))
     if kind == "exclude":
@@ -87,69 +79,38 @@ def spoil_rows(rows, rng):
     """Change a cell, a row, a column or the header, in place."""
     row = pick(rng, rows)
     place = int(rng.integers(len(row))) if row else 0
-    kind = pick(rng, ["cell"] * 4 + ["name", "name", "cut", "longer", "empty", "header"])
+    kind = pick(rng, "cell cell cell cell name name cut longer empty header")
     if kind == "cell" and row:
         row[place] = str(strange(rng))
     elif kind == "name" and row:
         name = row[0]
         short = name.rpartition("/")[2]
-        names = [
-            short,
-            short[:-4],
-            name[:-4],
-            name.replace("/", "\\"),
-            f"/x/{name}",
-            f"../d/{name}",
-            f" {name} ",
-        ]
-        row[0] = pick(
-            rng,
-            [
-                *names,
-                name.upper(),
-                f"{name}\r",
-                "train",
-                "",
-                ".",
-                name + "\0",
-                "../../etc/hostname",
-            ],
-        )
+        names = [short, short[:-4], name[:-4], name.replace("/", "\\"), name.upper()]
+        names += [f"/x/{name}", f"../d/{name}", f" {name} ", f"{name}\r", f"{name}\0"]
+        row[0] = pick(rng, [*names, "train", "", ".", "../../etc/hostname"])
     elif kind == "cut":
         del row[place:]
     elif kind == "longer":
         row += pick(rng, [["", ""], ["x"], ["class"], ["path"]])
     elif kind == "empty":
-        rows.insert(
-            int(rng.integers(len(rows) + 1)), pick(rng, [[], [""], ["", "", ""], ["sep=;"]])
-        )
+        place = int(rng.integers(len(rows) + 1))
+        rows.insert(place, pick(rng, [[], [""], ["", "", ""], ["sep=;"]]))
     else:
-        rows[0] = pick(
-            rng,
-            [
-                ["Path", " CLASS "],
-                ["path", "class", "Class"],
-                ["file", "label"],
-                [],
-                ["path"] * 2,
-                row,
-            ],
-        )
+        headers = ["Path, CLASS ", "path,class,Class", "file,label", "path,path", ",".join(row)]
+        rows[0] = pick(rng, headers).split(",")
 
 
 def spoilt_text(text, rng):
     """Return a table as other programs save it, or damaged."""
-    kind = pick(rng, ["plain"] * 3 + ["delimiter", "delimiter", "ends", "long", "bytes", "bytes"])
+    kind = pick(rng, "plain plain plain delimiter delimiter ends long bytes bytes")
     if kind == "delimiter":
-        text = pick(rng, ["", "", "sep=;\n"]) + text.replace(
-            ",", pick(rng, [";", "\t", "|", ", ", ";;"])
-        )
+        text = text.replace(",", pick(rng, [";", "\t", "|", ", ", ";;"]))
+        text = pick(rng, ["", "", "sep=;\n"]) + text
     elif kind == "ends":
         text = text.replace("\r\n", pick(rng, ["\n", "\r", "\n\n", "\r\r\n", "\u2028", ""]))
     elif kind == "long":
-        text += pick(
-            rng, ["x" * 200_000, "," * 5000, "train/0-cat.png,cat\r\n" * 2000, "\r\n" * 5000]
-        )
+        row = "train/0-cat.png,cat\r\n"
+        text += pick(rng, ["x" * 200_000, "," * 5000, row * 2000, "\r\n" * 5000])
     content = text.encode(pick(rng, ENCODINGS), "replace")
     return damaged(content, rng) if kind == "bytes" else content
 

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from folders import tree
 from fuzz import Case, damaged, family, pick, replace, spoil, strange
-from helpers import call, flags
+from helpers import call_ok, flags
 
 FILES = (
     "config.yaml", "metrics.jsonl", "result.json", "backbone.json", "backbone.safetensors", "model.json",
@@ -26,10 +26,10 @@ READ = {  # what a command reads. Others are damaged, too, and must not matter
     "embed": ("backbone.json", "backbone.safetensors"),
     "resume": ("config.yaml", "last/images.json", "last/state.pt", "metrics.jsonl"),
 }
-KINDS = ("damaged", "cut", "empty", "folder", "gone", "utf16", "value", "value", "value", "other")
+KINDS = "damaged cut empty folder gone utf16 value value value other"
 RUN = {
     "data.name": "folder", "data.subset": None, "model.name": "resnet10t", "train.eval_every": 1, "stages": None,
-    "model.kwargs": {"channels": [4, 4, 4, 4]}, "train.size": 16, "train.warmup_epochs": 0, "train.batch_size": 8,
+    "model.kwargs": {"channels": [4, 4, 4, 4]}, "train.size": 16, "train.epochs": 2, "train.warmup_epochs": 0, "train.batch_size": 8,
     "train.ema": None, "model.drop_path": 0.0, "data.cache": "off", "train.classifier_init": "features",
 }  # fmt: skip
 
@@ -39,15 +39,12 @@ def template():
     """Return a folder with images, a finished run and one that was stopped before its result."""
     root = Path(tempfile.mkdtemp(prefix="idmm-fuzz-runs-"))
     tree(root / "d", train={"a": 5, "b": 5}, test={"a": 2, "b": 2})
-    assert call(["finetune", *argv_of(root, "run")]) == 0
+    call_ok(["finetune", *argv_of(root, "run")])
     return root
 
 
 def argv_of(root, name):
-    changes = {**RUN, "data.root": str(root / "d"), "train.epochs": 2}
-    return flags(
-        "finetune", root / name, **{key.replace(".", "__"): value for key, value in changes.items()}
-    )
+    return flags("finetune", root / name, **RUN, **{"data.root": root / "d"})
 
 
 def copied(folder):
@@ -72,20 +69,16 @@ def damage(path, rng):
     elif kind == "gone":
         path.unlink()
     elif kind == "other":
-        others = [
-            other
-            for name in FILES
-            if (other := path.parents[len(Path(name).parts) - 1] / name).is_file()
-        ]
+        others = [other for other in path.parent.iterdir() if other.is_file()]
         replace(path, pick(rng, others).read_bytes())
+    elif kind == "cut":
+        replace(path, content[: int(rng.integers(len(content) + 1))])
+    elif kind == "empty":
+        replace(path, b"")
+    elif kind == "utf16":
+        replace(path, content.decode("utf-8", "replace").encode("utf-16"))
     else:
-        text = content.decode("utf-8", "replace")
-        versions = {
-            "cut": content[: int(rng.integers(len(content) + 1))],
-            "empty": b"",
-            "utf16": text.encode("utf-16"),
-        }
-        replace(path, versions.get(kind) if kind in versions else damaged(content, rng))
+        replace(path, damaged(content, rng))
 
 
 def spoil_content(path, rng):
@@ -93,14 +86,14 @@ def spoil_content(path, rng):
     if path.suffix == ".safetensors":
         tensors = safetensors.torch.load_file(path)
         name = pick(rng, sorted(tensors))
-        versions = [
-            tensors[name][..., None], torch.zeros(0), tensors[name].flatten()[:1], tensors[name].double(),
-            torch.full_like(tensors[name], float("nan") if tensors[name].is_floating_point() else 9),
+        value = tensors.pop(name)
+        strange_value = pick(rng, [
+            value[..., None], torch.zeros(0), value.flatten()[:1], value.double(), value / 0,
             torch.zeros(3, 5, dtype=torch.int8), None,
-        ]  # fmt: skip
-        tensors[name] = pick(rng, range(len(versions)))
-        tensors[name] = versions[tensors[name]]
-        safetensors.torch.save_file({k: v for k, v in tensors.items() if v is not None}, path)
+        ])  # fmt: skip
+        if strange_value is not None:
+            tensors[name] = strange_value
+        safetensors.torch.save_file(tensors, path)
         return
     lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     number = int(rng.integers(len(lines)))
@@ -118,29 +111,29 @@ def run_folder(folder, rng):
     """One damaged file of a run, then a command that reads the run."""
     run = copied(folder)
     files = [name for name in FILES if (run / name).is_file()]
-    command = pick(rng, ["report", "predict", "export", "explore", "embed", "resume", "resume"])
+    command = pick(rng, "report predict export explore embed resume resume")
     if command == "resume" and rng.random() < 0.7:
         (run / "result.json").unlink()
         files.remove("result.json")
     if rng.random() < 0.7:
         files = READ[command]
     damage(run / pick(rng, files), rng)
-    images = folder / "d/test"
-    out = folder / "out"
-    return {
-        "report": Case(["report", run, "--out", out]),
-        "predict": Case(
-            ["predict", "--init", run, images, "--out", folder / "p.csv"], [folder / "p.csv"]
-        ),
-        "export": Case(
-            ["export", "--init", run, "--format", pick(rng, ["timm", "hf"]), "--out", out], [out]
-        ),
-        "explore": Case(["explore", run, "--out", out]),
-        "embed": Case(
-            ["embed", "--init", run, images, "--out", folder / "f.npz"], [folder / "f.npz"]
-        ),
-        "resume": Case(["finetune", *argv_of(folder, "run")]),
-    }[command]
+    if command == "resume":
+        return Case(["finetune", *argv_of(folder, "run")])
+    if command in ("report", "explore"):
+        return Case([command, run, "--out", folder / "out"])
+    return reading(command, run, folder, rng)
+
+
+def reading(command, init, folder, rng, out=None):
+    """Return the case of a command that takes an init; ``out`` is for an export."""
+    if command == "export":
+        out = out or folder / "out"
+        return Case(
+            ["export", "--init", init, "--format", pick(rng, "timm hf"), "--out", out], [out]
+        )
+    out = folder / {"predict": "p.csv", "embed": "f.npz"}[command]
+    return Case([command, "--init", init, folder / "d/test", "--out", out], [out])
 
 
 class Planted:
@@ -158,34 +151,34 @@ def export_input(folder, rng):
     """An init that is no run, a checkpoint that is none, or an out that cannot be written."""
     run = copied(folder)
     init = run
-    out = folder / "out"
+    out = None
     planted = folder / "planted"
-    kind = pick(rng, ["pickle", "weights", "init", "out", "json"])
+    kind = pick(rng, "pickle weights init out json")
     if kind == "pickle":
-        init = folder / f"weights{pick(rng, ['.pt', '.pth', '.bin', '.ckpt', '.tar'])}"
+        init = folder / f"weights{pick(rng, '.pt .pth .bin .ckpt .tar')}"
         content = {"state_dict": {"a": torch.zeros(2)}, "more": Planted(planted)}
         torch.save(content, init) if rng.random() < 0.5 else init.write_bytes(pickle.dumps(content))
         shutil.copy(run / "model.json", init.with_suffix(".json"))
     elif kind == "weights":
         init = folder / f"weights{pick(rng, ['.safetensors', '.pt', '.jpg', ''])}"
-        init.write_bytes(
-            pick(rng, [b"", rng.bytes(300), damaged((run / "model.safetensors").read_bytes(), rng)])
-        )
+        content = (run / "model.safetensors").read_bytes()
+        init.write_bytes(pick(rng, [b"", rng.bytes(300), damaged(content, rng)]))
         shutil.copy(run / "model.json", init.with_suffix(".json"))
     elif kind == "init":
         places = [folder / "gone", folder / "d", folder, run / "last", run / "model.json"]
         init = pick(rng, [*places, "timm:x", "/dev/null"])
     elif kind == "json":
-        spoil_content(run / pick(rng, ["model.json", "backbone.json"]), rng)
+        spoil_content(run / pick(rng, "model.json backbone.json"), rng)
     else:
-        out = pick(
-            rng, [run, folder / "d", run / "model.json", run / "model.json/x", folder / ("x" * 300)]
-        )
-    command = pick(rng, ["export", "predict", "embed", "finetune"]) if kind != "out" else "export"
-    argv = {
-        "export": ["export", "--init", init, "--format", pick(rng, ["timm", "hf"]), "--out", out],
-        "predict": ["predict", "--init", init, folder / "d/test", "--out", folder / "p.csv"],
-        "embed": ["embed", "--init", init, folder / "d/test", "--out", folder / "f.npz"],
-        "finetune": ["finetune", *argv_of(folder, "new"), "--init", init],
-    }[command]
-    return Case(argv, [planted, folder / "p.csv", folder / "f.npz"])
+        file = run / "model.json"
+        out = pick(rng, [run, folder / "d", file, file / "x", folder / ("x" * 300)])
+    command = pick(rng, "export predict embed finetune")
+    if kind == "out":
+        case = reading("export", init, folder, rng, out)
+        case.absent = []  # it may be there before
+    elif command == "finetune":
+        case = Case(["finetune", *argv_of(folder, "new"), "--init", init])
+    else:
+        case = reading(command, init, folder, rng)
+    case.absent.append(planted)
+    return case

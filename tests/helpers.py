@@ -71,7 +71,7 @@ STAGES = {
 def flags(stage, out, **changes):
     """The command line of a tiny run; changes by key, '__' for the dot, None to leave a flag
     out."""
-    return as_flags(STAGES[stage] | {"out": str(out)}, changes)
+    return as_flags(STAGES[stage] | {"out": out}, changes)
 
 
 def as_flags(values, changes):
@@ -80,7 +80,7 @@ def as_flags(values, changes):
     argv = []
     for key, value in values.items():
         if value is not None:
-            argv += [f"--{key}", value if isinstance(value, str) else _flow(value)]
+            argv += [f"--{key}", str(value) if isinstance(value, str | Path) else _flow(value)]
     return argv
 
 
@@ -102,28 +102,29 @@ def call(argv):
         return main([str(word) for word in argv])
 
 
+def call_ok(argv):
+    assert call(argv) == 0
+
+
+def inside_ok(command, out, **changes):
+    assert inside(command, out, **changes) == 0
+
+
 def refused(capsys, argv, code=2):
     """Runs a command line that fails; returns its lines on standard error, there being nothing
     else."""
     assert call(argv) == code
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Traceback" not in said.err
-    return said.err.splitlines()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Traceback" not in printed.err
+    return printed.err.splitlines()
 
 
 def real(*argv, **options):
     """Runs ``idmm ARGV`` in a real process to its end, with further options of subprocess.run."""
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from idmm.cli import main; sys.exit(main())",
-        *map(str, argv),
-    ]
-    return subprocess.run(
-        command,
-        **{"cwd": ROOT, "env": ENVIRONMENT, "capture_output": True, "text": True, **options},
-    )
+    code = "import sys; from idmm.cli import main; sys.exit(main())"
+    settings = {"cwd": ROOT, "env": ENVIRONMENT, "capture_output": True, "text": True, **options}
+    return subprocess.run([sys.executable, "-c", code, *map(str, argv)], **settings)
 
 
 class Process:
@@ -145,6 +146,10 @@ class Process:
     def wait(self):
         """Waits for the end; returns the exit code."""
         return self.popen.wait(PATIENCE)
+
+    def succeed(self):
+        """Waits for the end, which must be good."""
+        assert self.wait() == 0, self.said()
 
     def until(self, what):
         """Waits until ``what()`` holds, looking often; False if the process ended before."""
@@ -204,14 +209,12 @@ class Together:
     def __init__(self, argv, error):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        common = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": f"{port}",
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-        }
-        own = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
-        self.parts = [Forked(argv, f"{error}.{one['RANK']}", **one) for one in own]
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+        common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        self.parts = []
+        for rank in ("0", "1"):
+            own = common | {"RANK": rank, "LOCAL_RANK": rank}
+            self.parts.append(Forked(argv, f"{error}.{rank}", **own))
 
     def wait(self):
         """Waits for the end of both; returns the first exit code that is not 0."""
@@ -224,6 +227,8 @@ class Together:
                 break
             time.sleep(0.01)
         return next(filter(None, [part.wait() for part in self.parts]), 0)
+
+    succeed = Process.succeed
 
     def said(self):
         """What both printed, the first process before the other."""
@@ -248,26 +253,22 @@ def outside(stage, out, **changes):
     good."""
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     with Forked([ROOT / f"{stage}.py", *flags(stage, out, **changes)], f"{out}.err") as process:
-        assert process.wait() == 0, process.said()
+        process.succeed()
     return Path(out)
 
 
 def weights(out):
     """All exported tensors of a run, by file and name."""
-    return {
-        f"{path.stem}/{name}": tensor
-        for path in sorted(Path(out).glob("*.safetensors"))
-        for name, tensor in safetensors.torch.load_file(path).items()
-    }
+    tensors = {}
+    for path in sorted(Path(out).glob("*.safetensors")):
+        for name, tensor in safetensors.torch.load_file(path).items():
+            tensors[f"{path.stem}/{name}"] = tensor
+    return tensors
 
 
 def same(a, b):
     """Whether two runs exported the same tensors, to the last bit."""
-    a = weights(a)
-    b = weights(b)
-    assert a
-    assert a.keys() == b.keys()
-    return all(torch.equal(a[name], b[name]) for name in a)
+    return distance(a, b) == 0
 
 
 def distance(a, b):
@@ -281,11 +282,13 @@ def distance(a, b):
 
 def metrics(out):
     """metrics.jsonl without what the clock says."""
-    records = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in record.items() if k not in ("seconds", "images_per_s")}
-        for record in records
-    ]
+    records = []
+    for line in (Path(out) / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        for name in ("seconds", "images_per_s"):
+            record.pop(name, None)
+        records.append(record)
+    return records
 
 
 def read(path):

@@ -159,27 +159,22 @@ def painted_lists(base, name, folder, line, **lists):
     ``line`` makes a line of a path without the folder and its label.
     """
     for file, part in lists.items():
-        found = list(IMAGES[name][part].items()) if isinstance(part, int) else part
-        images(base, [path for path, _ in found])
+        rows = list(IMAGES[name][part].items()) if isinstance(part, int) else part
+        images(base, [path for path, _ in rows])
         write(
-            base / f"{file}.txt", *(line(path.removeprefix(folder), label) for path, label in found)
+            base / f"{file}.txt", *(line(path.removeprefix(folder), label) for path, label in rows)
         )
     return base
 
 
 def flowers(root, size=(12, 9), **numbers):
     """setid.mat and imagelabels.mat, 1 x N each; other ``numbers`` may be given."""
-    known = {
-        "labels": [77, 1, 102, 1, 5, 77, 102, 5],
-        "trnid": [7, 2],
-        "valid": [5, 1],
-        "tstid": [8, 3, 6, 4],
-    }
+    ids = {"trnid": [7, 2], "valid": [5, 1], "tstid": [8, 3, 6, 4]}
     base = root / "flowers-102"
-    numbers = {**known, **numbers}
+    numbers = {"labels": [77, 1, 102, 1, 5, 77, 102, 5], **ids, **numbers}
     images(base / "jpg", [f"image_{i + 1:05d}.jpg" for i in range(len(numbers["labels"]))], size)
     savemat(base / "imagelabels.mat", {"labels": np.array([numbers["labels"]], dtype=np.uint8)})
-    ids = {key: np.array([numbers[key]], dtype=np.uint16) for key in ("trnid", "valid", "tstid")}
+    ids = {key: np.array([numbers[key]], dtype=np.uint16) for key in ids}
     savemat(base / "setid.mat", ids)
     return base
 
@@ -242,10 +237,10 @@ def cars(root):
     base = root / "stanford_cars"
     (base / "devkit").mkdir(parents=True)
     for file, part in (("devkit/cars_train_annos.mat", 0), ("cars_test_annos_withlabels.mat", 1)):
-        found = IMAGES["cars"][part]
-        images(base, found)
+        labels = IMAGES["cars"][part]
+        images(base, labels)
         records = [
-            (39, np.uint8(label + 1), path.rpartition("/")[2]) for path, label in found.items()
+            (39, np.uint8(label + 1), path.rpartition("/")[2]) for path, label in labels.items()
         ]
         savemat(base / file, {"annotations": structs(("bbox_x1", "class", "fname"), records)})
     savemat(base / "devkit/cars_meta.mat", {"class_names": np.array([CARS], dtype=object)})
@@ -324,11 +319,8 @@ def imagenet(root, name="imagenet"):
 def imagenet100(root):
     """An image of each class of the list that comes with idmm, and a class beside them."""
     source = paint(root / "one.JPEG")
-    for path in [
-        *IMAGES["imagenet100"][0],
-        *IMAGES["imagenet100"][1],
-        *(f"{part}/n00000001/1.JPEG" for part in ("train", "val")),
-    ]:
+    train, test, _ = IMAGES["imagenet100"]
+    for path in [*train, *test, "train/n00000001/1.JPEG", "val/n00000001/1.JPEG"]:
         (root / path).parent.mkdir(parents=True)
         shutil.copy(source, root / path)
     return root

@@ -6,13 +6,12 @@ import sys
 import numpy as np
 import pytest
 import torch
-from folders import faults, paint, tree, tuned
+from folders import paint, tree, tuned_ok
 from frozen import exported, timms
-from helpers import read
+from helpers import read, refused
 from PIL import Image
 
 from idmm.files import read_csv
-from idmm.inference import runs
 
 ODD = os.fsdecode(b"\xff.png")  # a name that is no UTF-8
 
@@ -27,17 +26,11 @@ def root(tmp_path_factory):
     return root
 
 
-def prepared(run, paths):
-    """Images as a run's JSON says, by timm alone, [N, 3, S, S]."""
-    transform = timms(read(run / "model.json"))
-    return torch.stack([transform(Image.open(path)) for path in paths])
-
-
 def test_probabilities_are_the_models(root, tmp_path, monkeypatch):
     """After two sizes. The log begins with the command."""
     run = tmp_path / "run"
     monkeypatch.setattr(sys, "argv", ["idmm", "finetune", "--out", "a b"])
-    assert tuned(run, root, stages=[{"size": 16}, {"size": 24}]) == 0
+    tuned_ok(run, root, stages=[{"size": 16}, {"size": 24}])
     first = (run / "log.txt").read_text().splitlines()[0]
     assert " INFO idmm finetune --out 'a b' (idmm " in first
     assert f"torch {torch.__version__.partition('+')[0]}" in first
@@ -46,30 +39,32 @@ def test_probabilities_are_the_models(root, tmp_path, monkeypatch):
     assert len(rows) == 7
     assert f"test/b/{ODD}" in [row["path"] for row in rows]
     model, info = exported(run)
+    transform = timms(info)
+    images = torch.stack([transform(Image.open(root / row["path"])) for row in rows])
     with torch.no_grad():
-        expected = model(prepared(run, [root / row["path"] for row in rows])).softmax(1)
-    assert [row["predicted"] for row in rows] == [info["classes"][k] for k in expected.argmax(1)]
-    assert [float(row["probability"]) for row in rows] == pytest.approx(
-        expected.amax(1).tolist(), rel=1e-4
-    )
-    assert all(len(row["probability"]) <= len("0.123456e-05") for row in rows)
-    top1 = read(run / "result.json")["top1"]
-    assert 100 * np.mean([row["class"] == row["predicted"] for row in rows]) == pytest.approx(top1)
+        shares = model(images).softmax(1)
+    for row, share in zip(rows, shares, strict=True):
+        assert row["predicted"] == info["classes"][share.argmax()]
+        assert float(row["probability"]) == pytest.approx(float(share.amax()), rel=1e-4)
+        assert len(row["probability"]) <= len("0.123456e-05")
+    hits = [row["class"] == row["predicted"] for row in rows]
+    assert read(run / "result.json")["top1"] == pytest.approx(100 * np.mean(hits))
 
 
-def test_what_is_no_finished_run(tmp_path):
-    nowhere = tmp_path / "nowhere"
-    fold = tmp_path / "folds" / "fold-1"
+def test_what_is_no_finished_run(tmp_path, capsys):
+    def fault(run):
+        *_, line = refused(capsys, ["explore", run])
+        start, _, reason = line.partition(": ")
+        assert start == str(run)
+        return reason
+
+    fold = tmp_path / "folds/fold-1"
     fold.mkdir(parents=True)
-    fault = "is no finished run, it has no result.json. Give the folder of a finished run"
-    assert faults(runs.config_of, nowhere) == [f"{nowhere}: {fault}"]
-    assert faults(runs.config_of, fold) == [f"{fold}: {fault}"]
-    line = f"{fold.parent}: holds k-fold runs. Give one of them ('{fold}')"
-    assert faults(runs.config_of, fold.parent) == [line]
+    line = "is no finished run, it has no result.json. Give the folder of a finished run"
+    assert fault(tmp_path / "nowhere") == fault(fold) == line
+    assert fault(fold.parent) == f"holds k-fold runs. Give one of them ('{fold}')"
     (fold / "result.json").write_text("{}")
     (fold / "config.yaml").write_text("{")
-    (line,) = faults(runs.config_of, fold)
-    assert line.startswith(f"{fold}: config.yaml cannot be read: ")
+    assert fault(fold).startswith("config.yaml cannot be read: ")
     (fold / "config.yaml").write_text("init: runs/a\nsize: 32\ncrop_pct: 0.9\n")
-    line = f"{fold}: is a run of idmm probe, expected one of pretraining or fine-tuning"
-    assert faults(runs.config_of, fold) == [line]
+    assert fault(fold) == "is a run of idmm probe, expected one of pretraining or fine-tuning"

@@ -9,7 +9,8 @@ import pytest
 import timm
 import torch
 from contract import load
-from helpers import call, inside, run_info, weights
+from frozen import a_run
+from helpers import call, call_ok, inside, inside_ok, run_info, weights
 
 from idmm import config
 from idmm.config import DrLoc
@@ -17,7 +18,6 @@ from idmm.methods.drloc import Localization
 from idmm.methods.finetune import Finetune
 from idmm.methods.idmm import IDMM
 from idmm.models import create_backbone
-from idmm.models.weights import save_model
 from idmm.training.optim import create_optimizer
 
 # Parameters with 1,000 classes: published (millions), exact here. Tables that are not trained do
@@ -48,15 +48,15 @@ def losses(method, batch, steps=8):
     optimizer = create_optimizer(
         method.backbone, others, config.FinetuneTrain(weight_decay=0.0), lr=1e-4
     )
-    found = []
+    values = []
     method.train()
     for _ in range(steps):
         loss = method(batch, 7, 0)["loss"]
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        found.append(float(loss.detach()))
-    return found
+        values.append(float(loss.detach()))
+    return values
 
 
 def built(name, size, classes):
@@ -65,15 +65,15 @@ def built(name, size, classes):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_both_methods_learn_a_batch_and_weights_move_to_another_size(name):
+def test_both_methods_learn_and_weights_move_to_another_size(name):
     generator = torch.Generator().manual_seed(3)
     views = [torch.randn(4, 2, 3, 64, 64, generator=generator)]
     backbone = built(name, 64, 0)
     extra = Localization(backbone, DrLoc(weight=0.1, pairs=16), 64, 3)
     method = IDMM(backbone, run_info(9), config.METHODS["idmm"](cutmix_alpha=0))
     method.localization = extra
-    found = losses(method, {"views": views, "index": torch.arange(4)})
-    assert found[-1] < found[0] and all(map(math.isfinite, found)), found
+    values = losses(method, {"views": views, "index": torch.arange(4)})
+    assert values[-1] < values[0] and all(map(math.isfinite, values)), values
 
     larger = built(name, 96, 3)
     report = load(larger, backbone.state_dict(), 64)
@@ -82,24 +82,15 @@ def test_both_methods_learn_a_batch_and_weights_move_to_another_size(name):
     method = Finetune(larger, config.Augment(mixup_alpha=0, cutmix_alpha=0))
     method.localization = extra
     images = torch.randn(4, 3, 96, 96, generator=generator)
-    found = losses(method, {"images": images, "label": torch.tensor([0, 1, 2, 0])})
-    assert found[-1] < found[0], found
+    values = losses(method, {"images": images, "label": torch.tensor([0, 1, 2, 0])})
+    assert values[-1] < values[0], values
 
 
-def pretrain(out, name, method="idmm", **changes):
+def pretrain(out, name, **changes):
     """A pretraining of one epoch through the command line; returns the exit code."""
-    ours = dict.fromkeys(("classifier", "classifier_init", "classifier_lr_scale"))
-    given = {f"method__{key}": value for key, value in ours.items()} if method != "idmm" else {}
-    given |= {
-        "views__crops": [{"count": 2, "scale": [0.3, 1.0]}],
-        "views__size": 32,
-        "train__accumulate": 1,
-    }
-    return inside(
-        "pretrain",
-        out,
-        **{**ONE_EPOCH, **given, "model__name": name, "method__name": method, **changes},
-    )
+    views = {"views__crops": [{"count": 2, "scale": [0.3, 1.0]}], "views__size": 32}
+    run = {**ONE_EPOCH, **views, "train__accumulate": 1, "model__name": name, **changes}
+    return inside("pretrain", out, **run)
 
 
 @pytest.mark.parametrize("size", [32, 64])
@@ -107,14 +98,9 @@ def test_a_last_batch_of_one_image_passes_batch_norms(tmp_path, size):
     """17 images in batches of 8; at 32 pixels the last map is 1x1, of which batch norm in training
     has no variance."""
     changes = {"data__subset": {"total": 17}, "stages": [{"size": size}], "train__ema": None}
-    assert (
-        inside("finetune", tmp_path, **{**ONE_EPOCH, **changes, "model__name": "test_resnet"}) == 0
-    )
-    counts = {
-        int(value)
-        for key, value in weights(tmp_path).items()
-        if key.endswith("num_batches_tracked")
-    }
+    inside_ok("finetune", tmp_path, **{**ONE_EPOCH, **changes, "model__name": "test_resnet"})
+    tensors = weights(tmp_path)
+    counts = {int(tensors[key]) for key in tensors if key.endswith("num_batches_tracked")}
     # those of one value sat out the third batch alone
     assert counts == ({2, 3} if size == 32 else {3})
 
@@ -125,71 +111,39 @@ def test_runs_of_a_model_with_layers_after_its_pooling(tmp_path, capsys):
     first = tmp_path / "a"
     second = tmp_path / "b"
     assert pretrain(first, name) == 0
-    assert (
-        call(
-            [
-                "probe",
-                "--init",
-                first,
-                "--size",
-                32,
-                "--data.subset",
-                "{total: 40}",
-                "--data.workers",
-                0,
-            ]
-        )
-        == 0
-    )
-    changes = {
-        "init": str(first),
-        "stages": [{"size": 32}],
-        "model__freeze": True,
-        "train__ema": None,
-    }
-    assert inside("finetune", second, **{**ONE_EPOCH, **changes, "model__name": name}) == 0
+    few = ["--data.subset", "{total: 40}", "--data.workers", 0]
+    call_ok(["probe", "--init", first, "--size", 32, *few])
+    changes = {"init": first, "stages": [{"size": 32}], "model__freeze": True, "train__ema": None}
+    inside_ok("finetune", second, **{**ONE_EPOCH, **changes, "model__name": name})
     reports = [line for line in capsys.readouterr().err.splitlines() if "weights loaded" in line]
     assert "0 resized, 0 dropped, 2 fresh" in reports[-1]
     before = weights(first)
     after = weights(second)
-    kept = [key for key in before if key.startswith("backbone/")]
-    # its classifier alone was trained
-    assert kept
-    assert all(torch.equal(after[key], before[key]) for key in kept)
-    added = {key for key in after if key.startswith("model/")} - {
-        key.replace("backbone/", "model/") for key in before
-    }
-    assert added == {"model/classifier.weight", "model/classifier.bias"}
+    # only its classifier was trained
+    for key, tensor in before.items():
+        assert torch.equal(after.pop(key), tensor)
+        after.pop(key.replace("backbone/", "model/"))
+    assert set(after) == {"model/classifier.weight", "model/classifier.bias"}
 
 
-def test_models_that_cannot_serve_are_told_before_there_is_a_folder(tmp_path, capsys):
+def test_models_that_cannot_serve_are_refused(tmp_path, capsys):
     name = "vit_tiny_patch16_224"
     kwargs = {**VIT, "global_pool": ""}
     out = tmp_path / "run"
-    with torch.device("meta"):
-        state = timm.create_model(name, img_size=32, num_classes=0, **kwargs).state_dict()
-    save = dict(
-        name=name,
-        kwargs={**kwargs, "img_size": 32, "num_classes": 0},
-        mean=[0.5] * 3,
-        std=[0.2] * 3,
-    )
-    save_model(
-        tmp_path / "init",
-        "backbone",
-        {key: torch.zeros(t.shape) for key, t in state.items()},
-        **save,
-    )
+    kwargs |= {"img_size": 32, "num_classes": 0}
+    init = a_run(tmp_path / "init", model=timm.create_model(name, **kwargs), kwargs=kwargs)
 
-    def told(code):
+    def fault(code):
         line = capsys.readouterr().err.splitlines()[-1]
-        assert code == 2 and not out.exists(), line
+        assert code == 2, line
+        assert not out.exists()
         return line
 
-    why = f"model.name: {name!r} with its model.kwargs returns [1, 5, 48] for an image, expected pooled features, [1, d]"
-    assert told(pretrain(out, name, model__kwargs=kwargs)) == why
-    init = {"init": str(tmp_path / "init"), "model__name": None, "model__kwargs": None}
-    assert told(inside("finetune", out, **init, stages=[{"size": 32}])) == why
-    assert told(call(["probe", "--init", init["init"], "--data.workers", 0])) == why
-    line = told(call(["probe", "--init", init["init"], "--size", 20]))
+    why = "returns [1, 5, 48] for an image, expected pooled features, [1, d]"
+    line = f"model.name: {name!r} with its model.kwargs {why}"
+    assert fault(pretrain(out, name, model__kwargs={**VIT, "global_pool": ""})) == line
+    tuning = {"init": init, "model__name": None, "model__kwargs": None, "stages": [{"size": 32}]}
+    assert fault(inside("finetune", out, **tuning)) == line
+    assert fault(call(["probe", "--init", init, "--data.workers", 0])) == line
+    line = fault(call(["probe", "--init", init, "--size", 20]))
     assert line.startswith(f"size: image size 20x20: {name} does not accept it: ")

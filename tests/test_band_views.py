@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2.functional as tv
-from helpers import TINY, inside, logged
+from folders import tuned_ok
+from helpers import logged
 from test_views import Store, draw_group
-from tiny import VIT
 
 from idmm.config import CropGroup, Views
 from idmm.data import views
@@ -35,9 +35,7 @@ class Bands(Store):
 
 
 def norms(channels):
-    return [0.1 + 0.7 * c / channels for c in range(channels)], [
-        0.2 + 0.1 * c for c in range(channels)
-    ]
+    return np.linspace(0.1, 0.7, channels).tolist(), np.linspace(0.2, 0.5, channels).tolist()
 
 
 def clip(values):
@@ -47,7 +45,7 @@ def clip(values):
 def naive_bands(image, plan, v, size):
     """A view of an image without colours, before its turns: float [C, S, S]."""
     top, left, height, width = plan.box[v]
-    made = []
+    planes = []
     for plane in unit(image):
         x = tv.resized_crop(
             plane[None], top, left, height, width, [size, size], tv.InterpolationMode.BICUBIC, True
@@ -63,19 +61,17 @@ def naive_bands(image, plan, v, size):
         if plan.sigma[v]:
             side = 2 * math.ceil(3 * plan.sigma[v]) + 1
             x = tv.gaussian_blur(x, [side, side], [float(plan.sigma[v])] * 2)
-        made.append(torch.where(x >= 0.5, 1 - x, x) if plan.solarize[v] else x)
-    return torch.cat(made)
+        planes.append(torch.where(x >= 0.5, 1 - x, x) if plan.solarize[v] else x)
+    return torch.cat(planes)
 
 
 def naive_turns(view, plan, v):
     """What turns do."""
-    planes = []
-    for x in view:
-        x = x.flip(0) if plan.vflip[v] else x
-        for _ in range(plan.turns[v]):
-            x = x.T.flip(0)  # the right column becomes the upper row: counter-clockwise
-        planes.append(x)
-    return torch.stack(planes)
+    if plan.vflip[v]:
+        view = view.flip(1)
+    for _ in range(plan.turns[v]):
+        view = view.mT.flip(1)  # the right column becomes the upper row: counter-clockwise
+    return view
 
 
 def normalised(view, mean, std):
@@ -90,50 +86,33 @@ def test_views_of_bands_are_a_naive_loops(channels, dtype, asked):
     assert 0 < plan.solarize.sum() < 30
     assert 0 < plan.jitter.sum() < 30
     assert (plan.sigma > 0).any()
-    made = views.make_views(store.images, plan, 16, mean, std)
-    assert made.shape == (10, 3, channels, 16, 16)
-    assert made.dtype == torch.float32
-    for v in range(30):
-        wanted = naive_turns(naive_bands(store.image(v // 3), plan, v, 16), plan, v)
-        found = (
-            made[v // 3, v % 3] * torch.tensor(std)[:, None, None]
-            + torch.tensor(mean)[:, None, None]
-        )
+    batch = views.make_views(store.images, plan, 16, mean, std)
+    assert batch.shape == (10, 3, channels, 16, 16)
+    assert batch.dtype == torch.float32
+    for v, view in enumerate(batch.flatten(0, 1)):
+        expected = naive_turns(naive_bands(store.image(v // 3), plan, v, 16), plan, v)
+        close = (view - normalised(expected, mean, std)).abs() < 3e-4
         # a value at the edge of solarization may fall on either side
-        close = (found - wanted).abs() < 1e-4
-        assert float(close.float().mean()) > 0.99 if plan.solarize[v] else close.all()
+        assert close.float().mean() > (0.99 if plan.solarize[v] else 0.9999)
 
 
-def test_randaugment_is_left_out_for_deep_colours_and_the_log_says_so(tmp_path):
+def test_randaugment_is_left_out_for_deep_colours(tmp_path):
     for i, image in enumerate(Bands(3, count=8).images):
         path = tmp_path / "set" / ("train", "test")[i // 4] / f"class{i % 2}" / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(path), image.permute(1, 2, 0).numpy())
-    given = {key.replace(".", "__"): value for key, value in {**TINY, "model.kwargs": VIT}.items()}
-    given |= {
-        "data__name": "folder",
-        "data__root": str(tmp_path / "set"),
-        "data__subset": None,
-        "train__size": 16,
-        "train__epochs": 1,
-    }
-    assert inside("finetune", tmp_path / "run", **given) == 0
-    told = logged(tmp_path / "run")
-    assert (
-        told.count(
-            "augment.randaugment: left out for the 4 of more than 8 bits, which it would cut to 8"
-        )
-        == 1
-    )
+    tuned_ok(tmp_path / "run", tmp_path / "set")
+    line = "augment.randaugment: left out for the 4 of more than 8 bits, which it would cut to 8"
+    assert logged(tmp_path / "run").count(line) == 1
 
 
 def test_centre_crops_of_bands():
     store, (mean, std) = Bands(5), norms(5)
-    found = EvalTransform(store, 16, 0.875, mean, std)(0, np.arange(10))["images"]
+    crops = EvalTransform(store, 16, 0.875, mean, std)(0, np.arange(10))["images"]
     for i, image in enumerate(store.images):
         h, w = image.shape[1:]
         size = [18, 18 * w // h] if h <= w else [18 * h // w, 18]
         planes = tv.resize(unit(image), size, tv.InterpolationMode.BICUBIC, antialias=True)
         top, left = (round((side - 16) / 2) for side in size)
-        wanted = clip(planes)[:, top : top + 16, left : left + 16]
-        torch.testing.assert_close(found[i], normalised(wanted, mean, std), atol=1e-4, rtol=0)
+        expected = clip(planes)[:, top : top + 16, left : left + 16]
+        torch.testing.assert_close(crops[i], normalised(expected, mean, std), atol=1e-4, rtol=0)

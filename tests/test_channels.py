@@ -10,7 +10,7 @@ import pytest
 import tifffile
 import torch
 from folders import HOW, TINY, faults, opened, section
-from helpers import call, inside, logged, metrics, read, refused, same
+from helpers import call, inside, inside_ok, logged, metrics, read, refused, same
 from test_resume import stop_at
 
 from idmm.data.formats import BadImage
@@ -62,11 +62,11 @@ FORMATS = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_is_read_to_the_last_bit_or_not_at_all(name):
     content = FORMATS[name]
-    found = read_image(content, bands=Bands(5))
-    np.testing.assert_array_equal(found.pixels, FIVE)
-    assert found.pixels.dtype == np.uint16
-    chosen = read_image(content, bands=Bands(5, (4, 0)))
-    np.testing.assert_array_equal(chosen.pixels, FIVE[:, :, [4, 0]])
+    pixels = read_image(content, bands=Bands(5)).pixels
+    np.testing.assert_array_equal(pixels, FIVE)
+    assert pixels.dtype == np.uint16
+    pixels = read_image(content, bands=Bands(5, (4, 0))).pixels
+    np.testing.assert_array_equal(pixels, FIVE[:, :, [4, 0]])
     for share in (0.1, 0.5, 0.9):  # the file was cut short
         try:
             cut = read_image(content[: int(share * len(content))], bands=Bands(5)).pixels
@@ -75,43 +75,43 @@ def test_every_format_is_read_to_the_last_bit_or_not_at_all(name):
         np.testing.assert_array_equal(cut, FIVE)  # what is missing was no pixel
 
 
-KINDS = "uint8 bool int16 uint16 int64 float32".split()
+# what 0, 50 and 100 become with the range 0 to 100; 8 bits are taken as they are
+AS_THEY_ARE = np.array([0, 50, 100], np.uint8)
+SCALED = np.array([0, 32768, 65535], np.uint16)
+KINDS = {"uint8": AS_THEY_ARE, "bool": np.array([0, 255, 255], np.uint8)}
+KINDS |= dict.fromkeys(("int16", "uint16", "int64", "float32"), SCALED)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_number(kind):
     values = np.array([0, 50, 100] * 4, dtype=kind).reshape(3, 2, 2)
-    for content in [npy(values), *([] if kind == "bool" else [tif(values)])]:
-        found = read_image(content, (0, 100), Bands(2))
-        if kind in ("uint8", "bool"):
-            wanted = values.astype(np.uint8) * (255 if kind == "bool" else 1)
-            assert found.pixels.dtype == np.uint8
-        else:
-            wanted = np.array([0, 32768, 65535] * 4).reshape(3, 2, 2)
-            assert found.pixels.dtype == np.uint16
-        np.testing.assert_array_equal(found.pixels, wanted)
+    expected = np.tile(KINDS[kind], 4).reshape(3, 2, 2)
+    contents = [npy(values)]
+    if kind != "bool":
+        contents.append(tif(values))
+    for content in contents:
+        pixels = read_image(content, (0, 100), Bands(2)).pixels
+        assert pixels.dtype == expected.dtype
+        np.testing.assert_array_equal(pixels, expected)
         if kind == "float32":
-            with pytest.raises(
-                BadImage,
-                match=f"has values of type {kind}, which need a range, expected 8 or 16 bits",
-            ):
+            why = "has values of type float32, which need a range, expected 8 or 16 bits"
+            with pytest.raises(BadImage, match=why):
                 read_image(content, bands=Bands(2))
 
 
 def test_the_axes_of_an_array():
-    def read(*shape, bands):
-        return read_image(npy(np.zeros(shape, np.uint8)), bands=bands).pixels.shape
-
-    assert read(6, 7, 5, bands=Bands(5)) == (6, 7, 5)
-    assert read(5, 6, 7, bands=Bands(5)) == (6, 7, 5)
-    assert (
-        read(6, 7, bands=None)
-        == read(6, 7, 1, bands=None)
-        == read(3, 6, 7, bands=None)
-        == (6, 7, 3)
-    )
+    for shape, bands in (
+        ((6, 7, 5), 5),
+        ((5, 6, 7), 5),
+        ((6, 7), 3),
+        ((6, 7, 1), 3),
+        ((3, 6, 7), 3),
+    ):
+        content = npy(np.zeros(shape, np.uint8))
+        pixels = read_image(content, bands=Bands(5) if bands == 5 else None).pixels
+        assert pixels.shape == (6, 7, bands)
     with pytest.raises(BadImage, match=r"^has 6 channels, expected 5$"):
-        read(6, 8, 7, bands=Bands(5))
+        read_image(npy(np.zeros((6, 8, 7), np.uint8)), bands=Bands(5))
 
 
 class Evil:
@@ -173,38 +173,36 @@ def test_what_cannot_be_used_is_named_and_nothing_is_run(tmp_path, capsys):
     }
     for name, (content, _) in bad.items():
         (root / "train/a" / name).write_bytes(content)
-    lines = refused(
-        capsys, ["pretrain", "--data.root", root, "--data.in_chans", 5, "--out", tmp_path / "run"]
-    )
+    argv = ["pretrain", "--data.root", root, "--data.in_chans", 5, "--out", tmp_path / "run"]
+    lines = refused(capsys, argv)
+    head = f"data.root: {len(bad)} of {12 + len(bad)} images cannot be used {HOW}"
+    assert head in "\n".join(lines)
     named = [line for line in lines if line.startswith("  ")]
-    assert any(
-        line.startswith(f"data.root: {len(bad)} of {12 + len(bad)} images cannot be used {HOW}")
-        for line in lines
-    )
     for line, (name, (_, why)) in zip(named, bad.items(), strict=True):
-        assert line.startswith(f"  {root}/train/a/{name}: ") and why in line, line
+        assert line.startswith(f"  {root}/train/a/{name}: ")
+        assert why in line
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "ran").exists()
-    assert call(["data", "check", "--root", root]) == 1, "it is told by the files' own channels"
+    assert call(["data", "check", "--root", root]) == 1
     text = capsys.readouterr().out
-    assert "channels: 5 channels. Pass --data.in_chans 5." in text
+    assert "channels: 5 channels. Pass --data.in_chans 5." in text, "those of the files"
     assert f"unreadable: {len(bad)} files (" in text
 
 
 def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_path):
-    def said(**fields):
+    def reason(**fields):
+        """What is wrong with all files, in one line."""
         split = list_images(section(root), labelled=False).train
-        given = section(root, cache="off", **fields)
-        # the same of all in one line
-        _, line = faults(store_split, split, stored_size=None, data=given)
-        assert line.startswith(f"  12 files ({split.items[0]}, ")
-        assert " and 7 more): " in line
-        return line.partition("more): ")[2]
+        data = section(root, cache="off", **fields)
+        _, line = faults(store_split, split, stored_size=None, data=data)
+        files, _, reason = line.partition(" and 7 more): ")
+        assert files.startswith(f"  12 files ({split.items[0]}, ")
+        return reason
 
-    assert said(bands=[0, 5]) == "has 5 channels, and data.bands has 5, counted from 0"
-    assert said(in_chans=4) == "has 5 channels, expected 4"
-    why = "a TIFF of 5 channels (MINISBLACK), expected a page of grey, RGB or RGBA, or --data.in_chans 5"
-    assert said() == why
+    assert reason(bands=[0, 5]) == "has 5 channels, and data.bands has 5, counted from 0"
+    assert reason(in_chans=4) == "has 5 channels, expected 4"
+    kinds = "expected a page of grey, RGB or RGBA, or --data.in_chans 5"
+    assert reason() == f"a TIFF of 5 channels (MINISBLACK), {kinds}"
     for flags, line in {
         ("--data.in_chans", "0"): "data.in_chans: got 0, expected greater than or equal to 1",
         ("--data.bands", "[-1]"): "data.bands[0]: got -1, expected greater than or equal to 0",
@@ -219,23 +217,19 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
         assert refused(capsys, ["pretrain", "--out", tmp_path / "x", *flags]) == [line]
 
 
-def values_of(root, split="train"):
-    """[N, 5, H, W] as the files have them, in order."""
-    return np.stack([tifffile.imread(path) for path in sorted(root.glob(f"{split}/*/*.tif"))])
-
-
 def test_values_arrive_scaled_by_the_range_of_each_channel(root):
-    raw = values_of(root)
+    files = sorted(root.glob("train/*/*.tif"))
+    raw = np.stack([tifffile.imread(path) for path in files])  # [N, 5, H, W]
     store = opened(root, in_chans=5)
-    ends = [[int(plane.min()), int(plane.max())] for plane in raw.swapaxes(0, 1)]
+    low = raw.min((0, 2, 3))
+    high = raw.max((0, 2, 3))
+    ends = np.stack([low, high], axis=1).tolist()
     assert store.value_range == ends
-    assert store.channels == 5
     assert store.image(0).dtype == torch.uint16
-    low, high = np.array(ends, float).T[:, :, None, None]
+    scale = 65535 / (high.astype(float) - low)
     for i, image in enumerate(raw):
-        np.testing.assert_array_equal(
-            store.image(i).numpy(), np.rint((image - low) * (65535 / (high - low)))
-        )
+        expected = np.rint((image - low[:, None, None]) * scale[:, None, None])
+        np.testing.assert_array_equal(store.image(i).numpy(), expected)
     two = opened(root, bands=[2, 0])
     np.testing.assert_array_equal(two.image(5).numpy(), store.image(5).numpy()[[2, 0]])
     assert two.value_range == [ends[2], ends[0]]
@@ -244,46 +238,42 @@ def test_values_arrive_scaled_by_the_range_of_each_channel(root):
 def test_16_bits_are_resized_as_16_bits():
     ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64, 1).astype(np.uint16)
     small = fitted(ramp, 16)
-    wanted = ramp.reshape(16, 4, 16, 4).mean(axis=(1, 3))
-    assert (
-        small.dtype == np.uint16 and np.abs(small[2:-2, 2:-2, 0] - wanted[2:-2, 2:-2]).max() < 40
-    ), "8 bits: 128"
+    expected = ramp.reshape(16, 4, 16, 4).mean(axis=(1, 3))
+    difference = small[:, :, 0] - expected
+    assert np.abs(difference[2:-2, 2:-2]).max() < 40, "8 bits: 128"
 
 
 @pytest.fixture(scope="module")
 def runs(root, tmp_path_factory):
     """A run of two epochs, and the same stopped in its second; to be copied."""
     folder = tmp_path_factory.mktemp("runs")
-    given = {**RUN, "train__epochs": 2, "data__root": str(root)}
-    assert inside("pretrain", folder / "whole", **given) == 0
+    changes = {**RUN, "train__epochs": 2, "data__root": root}
+    inside_ok("pretrain", folder / "whole", **changes)
     with pytest.MonkeyPatch.context() as patch:
         stop_at(patch, 1, 1, 0 + 1)
-        assert inside("pretrain", folder / "cut", **given) == 130
-    return folder, given
+        assert inside("pretrain", folder / "cut", **changes) == 130
+    return folder, changes
 
 
 def test_mean_and_std_are_measured_and_kept(runs, root):
-    folder, _ = runs
+    run = runs[0] / "whole"
     store = opened(root, in_chans=5)
-    pixels = (
-        np.concatenate([store.image(i).numpy().reshape(5, -1) for i in range(len(store))], axis=1)
-        / 65535
-    )
-    found = read(folder / "whole/backbone.json")
-    np.testing.assert_allclose(found["mean"], pixels.mean(axis=1), rtol=1e-5)
-    np.testing.assert_allclose(found["std"], pixels.std(axis=1), rtol=1e-5)
-    kept = read(folder / "whole/last/images.json")
-    assert (kept["mean"], kept["std"]) == (found["mean"], found["std"])
-    assert kept["range"] == found["range"]
-    assert "of the channels, measured from the training images" in logged(folder / "whole")
+    pixels = np.stack([store.image(i).numpy() for i in range(len(store))]) / 65535
+    info = read(run / "backbone.json")
+    np.testing.assert_allclose(info["mean"], pixels.mean((0, 2, 3)), rtol=1e-5)
+    np.testing.assert_allclose(info["std"], pixels.std((0, 2, 3)), rtol=1e-5)
+    images = read(run / "last/images.json")
+    for key in ("mean", "std", "range"):
+        assert images[key] == info[key]
+    assert "of the channels, measured from the training images" in logged(run)
 
 
 def test_a_run_goes_on_with_what_it_measured(runs, tmp_path, capsys):
-    (folder, given), run = runs, tmp_path / "run"
+    (folder, changes), run = runs, tmp_path / "run"
     shutil.copytree(folder / "cut", run)
-    assert inside("pretrain", run, **given, data__mean=[0.5] * 5) == 2
+    assert inside("pretrain", run, **changes, data__mean=[0.5] * 5) == 2
     assert "data.mean: the run in" in capsys.readouterr().err
-    assert inside("pretrain", run, **given) == 0
+    inside_ok("pretrain", run, **changes)
     assert metrics(run) == metrics(folder / "whole")
     assert same(run, folder / "whole")
 

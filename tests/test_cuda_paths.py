@@ -7,8 +7,6 @@ waits for all that it has still to do. So does a plain copy from the CPU (``torc
 device=...)`` makes one), which :class:`NoWaiting` refuses.
 """
 
-import functools
-
 import pytest
 import tiny
 import torch
@@ -22,15 +20,11 @@ from idmm.methods.finetune import Finetune
 from idmm.models import create_backbone
 
 PRETRAINING = {
-    "idmm": dict(name="idmm"),
     "idmm cosine": dict(name="idmm", classifier="cosine", projection=True),
-    "joint": dict(
-        name="idmm", label_weight=1.0, of=functools.partial(tiny.backbone, num_classes=3)
-    ),
+    "joint": dict(name="idmm", label_weight=1.0, classes=3),
     "drloc": dict(name="idmm", drloc=config.DrLoc(weight=0.1)),
     "drloc reg": dict(name="idmm", drloc=config.DrLoc(weight=0.1, mode="reg", pairs=2)),
     "drloc l1_all": dict(name="idmm", drloc=config.DrLoc(weight=0.1, mode="l1_all")),
-    **{name: dict(name=name) for name in ("supcon", "supervised", "mocov3")},
 }
 WAIT = ("simclr", "mocov2", "dino")  # lightly's losses ask for values
 SIZES = {"t2t_vit_7": 64, "cvt_13": 64, "pvt_v2_b0": 64, "resnet10t": 64}
@@ -43,9 +37,7 @@ class NoWaiting(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         if function is torch.ops.aten._to_copy.default and not (kwargs or {}).get("non_blocking"):
-            assert args[0].device.type == out.device.type, (
-                f"a copy to {out.device} waits for the device"
-            )
+            assert args[0].device.type == out.device.type, "a copy waits for the device"
         return out
 
 
@@ -77,11 +69,9 @@ def sent(module, mode):
 
 def to_gpu(batch, mode):
     def move(value):
-        return (
-            [move(each) for each in value]
-            if isinstance(value, list)
-            else mode.from_tensor(value).to("cuda")
-        )
+        if isinstance(value, list):
+            return [move(each) for each in value]
+        return mode.from_tensor(value).to("cuda")
 
     return {name: move(value) for name, value in batch.items()}
 
@@ -96,16 +86,14 @@ def step(method, batch):
         method.after_step(0)
 
 
-@pytest.mark.parametrize("name", [*PRETRAINING, *WAIT])
+@pytest.mark.parametrize("name", [*PRETRAINING, "idmm", "supcon", "supervised", "mocov3", *WAIT])
 def test_pretraining_stays_on_the_device(name, request):
-    given = PRETRAINING.get(name, dict(name=name))
-    of = given["of"]() if "of" in given else None
-    method = tiny.make(**{**given, "of": of})
+    settings = {"name": name, "classes": 0} | PRETRAINING.get(name, {})
+    backbone = tiny.backbone(num_classes=settings.pop("classes"))
+    method = tiny.make(**settings, of=backbone)
     if name in WAIT:
-        method.loss.forward = lambda rows, *_, **__: (
-            rows[0] if isinstance(rows, list) else rows
-        ).sum()
-    batch = tiny.batch(*((2,) if name in ("simclr", "mocov2", "mocov3") else (2, 1)), double=False)
+        method.loss.forward = lambda rows, *_, **__: torch.stack([*rows]).sum()
+    batch = tiny.batch(*tiny.GROUPS.get(name, (2, 1)), double=False)
     mode = request.getfixturevalue("mode")  # what is made above is real
     step(sent(method, mode), to_gpu(batch, mode))
 

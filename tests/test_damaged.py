@@ -9,7 +9,7 @@ import sys
 import pytest
 import timm
 import torch
-from folders import tree, tuned
+from folders import tree, tuned, tuned_ok
 from helpers import inside, metrics, read, refused, same
 from timm.models import register_model
 
@@ -29,7 +29,7 @@ def finished(tmp_path_factory):
     """A finished run and its images; nothing may be written to it."""
     folder = tmp_path_factory.mktemp("damaged")
     root = tree(folder / "d", train={"a": 4, "b": 4}, test={"a": 2, "b": 2})
-    assert tuned(folder / "run", root, train__epochs=2) == 0
+    tuned_ok(folder / "run", root, train__epochs=2)
     return folder / "run", root
 
 
@@ -45,11 +45,9 @@ def test_a_damaged_file_is_named_with_the_remedy(finished, kind, tmp_path, capsy
         ("last/start.json", "resume", "Delete it to go on without it"),
         ("last/state.pt", "resume", "Delete it to start over"),
     ]:
-        run = shutil.copytree(whole, tmp_path / command, dirs_exist_ok=True)
+        run = shutil.copytree(whole, tmp_path / "run")
         file = run / name
-        file.write_text(
-            SPOILED[kind](file.read_text() if file.suffix == ".json" and file.exists() else "{}")
-        )
+        file.write_text(SPOILED[kind]('{"a": 1}'))
         argv = {
             "report": ["report", run],
             "export": ["export", "--init", run, "--format", "timm", "--out", tmp_path / "out"],
@@ -75,7 +73,7 @@ def test_a_torn_last_line_of_metrics_does_not_end_a_resume(finished, tmp_path, c
     (run / "result.json").unlink()
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"epoch": 3, "lo')
-    assert tuned(run, root, train__epochs=2) == 0
+    tuned_ok(run, root, train__epochs=2)
     assert "metrics.jsonl: the last line is cut and left out" in capsys.readouterr().err
     assert same(run, whole)
     assert metrics(run) == metrics(whole)

@@ -6,14 +6,12 @@ import os
 
 import numpy as np
 import pytest
-from dense_trees import TURNS, coco_tree, mask_tree, run_lengths, scenes, store_turned
+from dense_trees import TURNS, coco_tree, mask_tree, packed, scenes, store_turned
 from folders import faults, section
-from helpers import call, logged, metrics, read, refused
+from helpers import call_ok, logged, metrics, read, refused
 from PIL import Image
-from pycocotools import mask as coco
 from test_dense_runs import words
 
-from idmm.dense.coco import _unpacked
 from idmm.dense.read import read_images
 from idmm.dense.targets import IGNORED, mask_values
 from idmm.files import read_csv
@@ -121,7 +119,7 @@ def test_a_score_of_nothing_is_null(tmp_path, capsys):
     detect = tmp_path / "detect"
     segment = tmp_path / "segment"
     for out, score in ((detect, "ap"), (segment, "miou")):
-        assert call(words(out.name, tmp_path, out, train__epochs=1)) == 0
+        call_ok(words(out.name, tmp_path, out, train__epochs=1))
         assert metrics(out)[-1][score] is None
         assert "nan" not in (out / "result.json").read_text().lower()
         assert "nan" not in logged(out)
@@ -131,7 +129,7 @@ def test_a_score_of_nothing_is_null(tmp_path, capsys):
     assert [row["iou"] for row in read_csv(segment / "per_class.csv")] == [""] * 4
     assert "miou undefined, macc undefined" in logged(segment)
     assert read(detect / "result.json")["ap"] is not None
-    assert call(["report", detect, segment, "--out", tmp_path / "report"]) == 0
+    call_ok(["report", detect, segment, "--out", tmp_path / "report"])
     capsys.readouterr()
     *_, line = refused(capsys, words("detect", tmp_path, tmp_path / "best", train__keep="best"))
     assert line.startswith("train.keep: best chooses by val, which has no object")
@@ -181,24 +179,23 @@ def test_a_mask_with_an_orientation_is_refused(tmp_path):
 
 
 # ---------------------------------------------------------------------- compressed outlines
-def packed(mask):
-    return coco.encode(np.asfortranarray(mask.astype(np.uint8)))["counts"].decode()
+def test_packed_runs_of_any_length(tmp_path):
+    """Noise, nothing and everything, the last two in one run of half a canvas and more."""
+    draw = np.random.default_rng(0)
+    masks = [draw.random((64, 96)) < 0.3, np.zeros((64, 96), bool), np.ones((64, 96), bool)]
 
+    def change(part, content):
+        first = content["annotations"][0]
+        content["annotations"] = [first | {"segmentation": packed(mask)} for mask in masks]
 
-def test_packed_runs_are_those_of_pycocotools():
-    masks = [scene.masks[0] for scene in scenes("train", 9)]
-    masks += [
-        np.zeros((5, 4), bool),
-        np.ones((5, 4), bool),
-        np.random.default_rng(0).random((70, 90)) < 0.3,
-    ]
-    for mask in masks:
-        assert _unpacked(packed(mask)) == run_lengths(mask)["counts"]
+    coco_tree(tmp_path, change=change, train=1, val=1)
+    (target,) = detection(tmp_path).train.targets
+    np.testing.assert_array_equal(target.masks(64, 96), masks)
 
 
 SIZE = [64, 96]  # of the first image
-GOOD = packed(scenes("train", 1)[0].masks[0])
-SHORT = packed(np.zeros((64, 95), bool))
+GOOD = packed(scenes("train", 1)[0].masks[0])["counts"]
+SHORT = packed(np.zeros((64, 95), bool))["counts"]
 
 
 @pytest.mark.parametrize(

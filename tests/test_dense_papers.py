@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from dense_trees import coco_tree, mask_tree
-from helpers import as_flags, call, metrics, read
+from helpers import as_flags, call_ok, metrics, read
 from test_dense_models import SIDE, backbone, drawn
 from test_dense_runs import TINY
 
@@ -33,7 +33,7 @@ def boxes(tmp_path_factory):
 
 
 def run(command, root, out, **flags):
-    assert call([command, "--data.root", root, "--out", out, *as_flags(flags, {})]) == 0
+    call_ok([command, "--data.root", root, "--out", out, *as_flags(flags, {})])
     return read(out / "result.json")
 
 
@@ -45,7 +45,7 @@ def test_cascade_without_squares_from_training_to_prediction(boxes, tmp_path):
     assert len(saved_network(saved).roi_heads.heads) == 3
     answers = read(tmp_path / "run/predictions.json")
     predict = ["predict", "--init", tmp_path / "run", "--min_score", 0.05, "--out", tmp_path / "p"]
-    assert call([*predict, boxes / "val"]) == 0
+    call_ok([*predict, boxes / "val"])
     predicted = read(tmp_path / "p/predictions.json")["annotations"]
     scores, again = (
         sorted(round(one["score"], 4) for one in rows if one["score"] >= 0.0501)

@@ -16,6 +16,7 @@ from helpers import (
     Together,
     as_flags,
     call,
+    call_ok,
     logged,
     metrics,
     read,
@@ -59,7 +60,7 @@ STAGES = {"detect": "coco", "segment": "masks"}
 CHANGES = {  # of the whole runs, which lie in a folder
     "detect": lambda folder: dict(train__ema=0.9),
     "segment": lambda folder: dict(
-        model__name=None, model__kwargs=None, init=str(folder / "detect"), eval_scales=[0.5, 1.0], train__keep="best",
+        model__name=None, model__kwargs=None, init=folder / "detect", eval_scales=[0.5, 1.0], train__keep="best",
     ),
 }  # fmt: skip
 
@@ -86,7 +87,7 @@ def whole(trees, tmp_path_factory):
     classes of pixels, from the backbone of the first."""
     folder = tmp_path_factory.mktemp("runs")
     for stage, changes in CHANGES.items():
-        assert call(words(stage, trees, folder / stage, **changes(folder))) == 0
+        call_ok(words(stage, trees, folder / stage, **changes(folder)))
     return folder
 
 
@@ -168,7 +169,7 @@ def test_who_knows_all_scores_all(tmp_path, monkeypatch, stage, score):
     monkeypatch.setattr(Detector, "forward", boxes_of)
     monkeypatch.setattr(Segmenter, "forward", masks_of)
     run = tmp_path / "run"
-    assert call(words(stage, tmp_path, run, train__size=side, train__epochs=1)) == 0
+    call_ok(words(stage, tmp_path, run, train__size=side, train__epochs=1))
     result = read(run / "result.json")
     assert result[score] == pytest.approx(100)
     if stage == "segment":
@@ -187,7 +188,7 @@ def test_who_knows_all_scores_all(tmp_path, monkeypatch, stage, score):
 
 
 def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
-    assert call(["report", whole / "detect", whole / "segment", "--out", tmp_path]) == 0
+    call_ok(["report", whole / "detect", whole / "segment", "--out", tmp_path])
     page = (tmp_path / "report.html").read_text()
     miou = f"{read(whole / 'segment/result.json')['miou']:.1f}</td>"
     for text in ("Detection: scores on the test images", "mask AP", "Segmentation: scores", miou):
@@ -201,7 +202,7 @@ def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
     broken.write_bytes(b"none")
     images = trees / "coco/test"
     argv = ["predict", "--init", whole / "detect", images, "--min_score"]
-    assert call([*argv, 0, broken, "--out", tmp_path / "out"]) == 0
+    call_ok([*argv, 0, broken, "--out", tmp_path / "out"])
     assert "skipped 1 of 4 images" in capsys.readouterr().err
     written = read(tmp_path / "out/predictions.json")
     reported = read(whole / "detect/predictions.json")
@@ -215,14 +216,14 @@ def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
         assert one["bbox"] == pytest.approx(other["bbox"], abs=0.01)
         assert one["score"] == pytest.approx(other["score"], abs=1e-4)
         assert one["segmentation"]["size"]
-    assert call([*argv, 1, "--out", tmp_path / "none"]) == 0
+    call_ok([*argv, 1, "--out", tmp_path / "none"])
     assert "no box has a score of 1 or more" in capsys.readouterr().err
 
 
 def test_masks_on_any_files(whole, trees, tmp_path):
     """The same as through the loaders of a run, at one scale."""
     images = trees / "masks/images/test"
-    assert call(["predict", "--init", whole / "segment", images, "--out", tmp_path]) == 0
+    call_ok(["predict", "--init", whole / "segment", images, "--out", tmp_path])
     for name, expected in predicted(whole / "segment", trees).items():
         mask = Image.open(tmp_path / "masks" / name)
         assert mask.mode == "L"
@@ -240,7 +241,7 @@ def test_predictions_are_of_the_upright_image(whole, trees, tmp_path):
         shutil.copy(upright, photos / f"{orientation}.png")
         store_turned(photos / f"{orientation}.png", orientation)
     argv = ["predict", photos, "--min_score", 0, "--init", whole / "detect"]
-    assert call([*argv, "--out", tmp_path / "detect"]) == 0
+    call_ok([*argv, "--out", tmp_path / "detect"])
     predictions = read(tmp_path / "detect/predictions.json")
     sizes = {(row["width"], row["height"]) for row in predictions["images"]}
     assert sizes == {Image.open(upright).size}
@@ -251,7 +252,7 @@ def test_predictions_are_of_the_upright_image(whole, trees, tmp_path):
     for of_image in boxes.values():
         np.testing.assert_allclose(of_image, boxes[1], atol=1e-3)
     argv = ["predict", photos, "--init", whole / "segment"]
-    assert call([*argv, "--out", tmp_path / "segment"]) == 0
+    call_ok([*argv, "--out", tmp_path / "segment"])
     masks = [Image.open(path).tobytes() for path in (tmp_path / "segment/masks").iterdir()]
     assert len(masks) == len(TURNS) + 1
     assert len(set(masks)) == 1
@@ -282,7 +283,7 @@ def test_killed_and_taken_up_again(whole, trees, tmp_path, stage):
         process.send()
         process.wait()
     assert not (out / "result.json").exists()
-    assert call(argv) == 0
+    call_ok(argv)
     assert "resumes from epoch" in logged(out)
     assert same(out, whole / stage)
     assert metrics(out) == metrics(whole / stage)
@@ -304,7 +305,7 @@ def test_two_processes_report_the_network_that_is_written(trees, tmp_path):
     out = tmp_path / "run"
     few = dict(data__subset={"total": 6}, train__epochs=1, train__lr=0.003, train__warmup_epochs=0)
     with Together(words("segment", trees, out, **few), tmp_path / "err") as process:
-        assert process.wait() == 0, process.said()
+        process.succeed()
     for name, expected in predicted(out, trees).items():
         assert np.mean(np.asarray(Image.open(out / "masks" / name)) == expected) > 0.999, name
 

@@ -6,8 +6,8 @@ import io
 import numpy as np
 import pytest
 import tifffile
-from folders import TINY, opened, section, tuned
-from helpers import inside, logged, read
+from folders import TINY, opened, section, tuned_ok
+from helpers import inside_ok, logged, read
 from PIL import Image
 from test_channels import noise, pages, tif
 
@@ -47,15 +47,9 @@ def root(tmp_path_factory):
 def runs(root, tmp_path_factory):
     """Pretrained by auto with a cache of its own; nothing may be written to it."""
     folder = tmp_path_factory.mktemp("runs")
-    own = {"data__root": str(root), "data__cache_dir": str(folder / "cache-auto")}
-    assert inside("pretrain", folder / "auto", **TINY, **own) == 0
+    own = {"data__root": root, "data__cache_dir": folder / "cache-auto"}
+    inside_ok("pretrain", folder / "auto", **TINY, **own)
     return folder
-
-
-def levels(folder):
-    """Grey levels of 65,536 in the only cache entry of a folder."""
-    (pixels,) = folder.glob("*/*.pixels")
-    return np.unique(np.fromfile(pixels, dtype=np.uint16))
 
 
 def info(run, stem="backbone"):
@@ -63,10 +57,10 @@ def info(run, stem="backbone"):
 
 
 def test_twelve_bits_use_all_levels_and_the_log_says_how(runs):
-    found = levels(runs / "cache-auto")
-    assert len(found) > 2000 and found.min() == 0 and found.max() == 65535, (
-        "they are not cut to 8 bits"
-    )
+    (pixels,) = (runs / "cache-auto").glob("*/*.pixels")
+    levels = np.unique(np.fromfile(pixels, dtype=np.uint16))
+    assert len(levels) > 2000, "they are not cut to 8 bits"
+    assert (levels.min(), levels.max()) == (0, 65535)
     text = "8 of 8 train images have more than 8 bits. Their values [3, 4012] become 0 to 1"
     assert text in logged(runs / "auto")
     assert info(runs / "auto")["range"] == [3, 4012]
@@ -79,20 +73,18 @@ def test_deep_test_images_next_to_others_are_read_as_by_predict(tmp_path):
         deep(root / "train" / name / "0.png", 0, 255, kind=np.uint8)
     data = section(root, cache="off")
     stores = store_images(list_images(data, labelled=True), data, 24, {24: None}).at(24)
-    wanted = read_image(root / "test/a/0.png").pixels
-    np.testing.assert_array_equal(stores.test.image(0).permute(1, 2, 0).numpy(), wanted)
+    expected = read_image(root / "test/a/0.png").pixels
+    np.testing.assert_array_equal(stores.test.image(0).permute(1, 2, 0).numpy(), expected)
 
 
 def test_fine_tuning_takes_the_checkpoints_range(runs, root, tmp_path):
     other = twelve_bits(tmp_path / "other", {"train": (100, 2000), "val": (0, 5000)})
-    given = {"model__name": None, "model__kwargs": None, "init": str(runs / "auto")}
-    assert tuned(tmp_path / "b", other, **given) == 0
+    changes = {"model__name": None, "model__kwargs": None, "init": runs / "auto"}
+    tuned_ok(tmp_path / "b", other, **changes)
     assert info(tmp_path / "b")["range"] == info(tmp_path / "b", "model")["range"] == [3, 4012]
-    assert (
-        "8 of 8 test images have more than 8 bits. Their values [3, 4012] become 0 to 1"
-        in logged(tmp_path / "b")
-    )
-    assert tuned(tmp_path / "c", other, **given, data__range=[50, 3000]) == 0
+    line = "8 of 8 test images have more than 8 bits. Their values [3, 4012] become 0 to 1"
+    assert line in logged(tmp_path / "b")
+    tuned_ok(tmp_path / "c", other, **changes, data__range=[50, 3000])
     assert info(tmp_path / "c", "model")["range"] == [50, 3000]
 
 

@@ -4,7 +4,7 @@ runs."""
 import numpy as np
 import pytest
 import torch
-from helpers import Together, flags, inside, logged, metrics, read, same, state
+from helpers import Together, flags, inside, inside_ok, logged, metrics, read, same, state
 from test_cuda_paths import NoWaiting
 from test_gpu import DEVICE
 from test_resume import PLACE, stop_at
@@ -71,8 +71,6 @@ def test_crops_are_those_of_the_loader(kind, low, high, edges):
     for size in (16, 112):
         group = CropGroup(count=4, scale=[0.05, 1.0], **NO_COLOURS, **TURNS)
         plan = draw_group(group, Views(), derive(low, "crops", size), indices, store.sizes)
-        assert 0 < plan.flip.sum() < 32
-        assert 0 < plan.vflip.sum() < 32
         assert len(set(plan.turns)) == 4
         unchanged = ([0.0] * store.channels, [1.0] * store.channels)
         expected = views.make_views(store.images, plan, size, *unchanged).flatten(0, 1)
@@ -235,11 +233,11 @@ def test_a_run_keeps_its_path_and_resumes_exactly(stage, tmp_path, monkeypatch):
     cut = tmp_path / "cut"
     with monkeypatch.context() as patch:
         has_room(patch)
-        assert inside(stage, whole, **STAGES[stage]) == 0
+        inside_ok(stage, whole, **STAGES[stage])
         stop_at(patch, *PLACE[stage])
         assert inside(stage, cut, **STAGES[stage]) == 130
     assert "views: made on cpu, which holds the images (" in logged(whole)
-    assert inside(stage, cut, **STAGES[stage]) == 0  # there is no room any more
+    inside_ok(stage, cut, **STAGES[stage])  # there is no room any more
     assert place(whole) == place(cut) == "device"
     assert metrics(whole) == metrics(cut)
     assert same(whole, cut)
@@ -251,7 +249,7 @@ def test_a_run_of_the_loader_stays_there_on_a_gpu(stage, tmp_path, monkeypatch, 
         stop_at(patch, *PLACE[stage])
         assert inside(stage, tmp_path / "cut") == 130
     has_room(monkeypatch)
-    assert inside(stage, tmp_path / "cut") == 0
+    inside_ok(stage, tmp_path / "cut")
     assert place(tmp_path / "cut") == place(whole[stage]) == "loader"
     assert same(whole[stage], tmp_path / "cut")
 
@@ -268,7 +266,7 @@ HALF = 2 * 96 * 64 * 3 - 1  # bytes: twice those of the images, but for one
 )
 def test_the_log_has_the_reason_for_loader_workers(stage, free, reason, tmp_path, monkeypatch):
     has_room(monkeypatch, free)
-    assert inside(stage, tmp_path, train__epochs=1) == 0
+    inside_ok(stage, tmp_path, train__epochs=1)
     assert f"views: made by loader workers, because {reason}\n" in logged(tmp_path)
     assert place(tmp_path) == "loader"
 
@@ -302,7 +300,7 @@ def test_out_of_memory_falls_back_to_the_loader_once(
     """A run that leaves the device before or in its first step is the loader's, to the last bit."""
     has_room(monkeypatch)
     monkeypatch.setattr(owner, name, run_out(getattr(owner, name), call))
-    assert inside("pretrain", tmp_path) == 0
+    inside_ok("pretrain", tmp_path)
     assert place(tmp_path) == "loader"
     assert len(metrics(tmp_path)) == 3
     assert capsys.readouterr().err.count(WARNING) == 1
@@ -328,12 +326,12 @@ def test_two_processes_make_the_views_of_one(tmp_path, monkeypatch):
     changes = {"model__drop_path": 0.0, "train__accumulate": 1, "method__cutmix_alpha": 0.0}
     with monkeypatch.context() as patch:
         has_room(patch)
-        assert inside("pretrain", one, **changes) == 0
+        inside_ok("pretrain", one, **changes)
         stop_at(patch, 1, 0, 1)
         assert inside("pretrain", two, **changes) == 130
     argv = ["pretrain", *flags("pretrain", two, **changes)]
     with Together(argv, tmp_path / "err") as processes:
-        assert processes.wait() == 0, processes.said()
+        processes.succeed()
     assert place(two) == "device"
     for expected, record in zip(metrics(one), metrics(two), strict=True):
         assert record["loss"] == pytest.approx(expected["loss"], rel=1e-4)

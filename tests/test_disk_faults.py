@@ -96,15 +96,15 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
     start = processes.Barrier(3)
     answers = processes.Queue()
 
+    read = images.read_image
+
+    def slowed(*args):
+        with open(journal, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(0.02)
+        return read(*args)
+
     def run():
-        read = images.read_image
-
-        def slowed(*args):
-            with open(journal, "a") as file:
-                file.write(f"{os.getpid()}\n")
-            time.sleep(0.02)
-            return read(*args)
-
         images.read_image = slowed
         start.wait(60)
         store = opened(root)
@@ -113,13 +113,13 @@ def test_three_start_at_once_and_one_builds(root, tmp_path):
     children = [processes.Process(target=run) for _ in range(3)]
     for child in children:
         child.start()
-    found = [answers.get(timeout=60) for _ in children]
+    results = [answers.get(timeout=60) for _ in children]
     for child in children:
         child.join()
     decoders = journal.read_text().split()
     assert len(decoders) == COUNT
     assert len(set(decoders)) == 1
-    assert found == [(False, sums(opened(root, keep="off")))] * 3
+    assert results == [(False, sums(opened(root, keep="off")))] * 3
 
 
 TORN = {
@@ -133,14 +133,14 @@ TORN = {
 
 @pytest.mark.parametrize("what", TORN)
 def test_what_is_torn_is_built_again(root, decoded, what):
-    wanted = opened(root, keep="off")
+    expected = opened(root, keep="off")
     opened(root)
     TORN[what](*sorted(entry_of(root).iterdir()))
     image_store._mapped.cache_clear()  # as in another process
     decoded.clear()
     store = opened(root)
     assert len(decoded) == COUNT
-    assert same(store, wanted)
+    assert same(store, expected)
     assert sorted(path.suffix for path in entry_of(root).iterdir()) == [".npz", ".pixels"]
 
 

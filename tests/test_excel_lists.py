@@ -53,40 +53,23 @@ def test_forms_that_are_clear(form, root, tmp_path):
     assert train.names == [f"scans/{name}/{i}.png" for name in ("bär", "löwe") for i in range(3)]
     groups = FORMS[form](table(root).replace("CLASS", "Group"))
     (tmp_path / "groups.csv").write_bytes(groups)
-    grouped = section(
-        root / "scans/..", groups=str(tmp_path / "groups.csv"), labels=str(tmp_path / "labels.csv")
-    )
-    assert (
-        list_images(grouped, True, evaluated=False).train.groups.tolist()
-        == ["bär"] * 3 + ["löwe"] * 3
-    )
+    lists = {name: str(tmp_path / f"{name}.csv") for name in ("labels", "groups")}
+    train = list_images(section(root / "scans/..", **lists), True, evaluated=False).train
+    assert train.groups.tolist() == ["bär"] * 3 + ["löwe"] * 3
 
 
 def test_names_without_folder_or_ending_in_every_list(tmp_path):
     root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
     for place in ("train/a", "train/b", "test/a"):
         shutil.copy(root / "train/a/0.png", root / place / f"{place.replace('/', '-')}.png")
-    (tmp_path / "out.txt").write_bytes("train-a.png\ntrain-b\r\ntest-a.png\n".encode("utf-16"))
-    assert (
-        list_images(section(root, exclude=str(tmp_path / "out.txt")), labelled=True).excluded == 3
-    )
+    file = tmp_path / "out.txt"
+    file.write_bytes("train-a.png\ntrain-b\r\ntest-a.png\n".encode("utf-16"))
+    data = section(root, exclude=str(file))
+    assert list_images(data, labelled=True).excluded == 3
     # pretraining does not list test images then, but may be given the list
     shutil.rmtree(root / "test/b")
-    assert (
-        list_images(section(root, exclude=str(tmp_path / "out.txt")), labelled=False).excluded == 2
-    )
-    call(
-        [
-            "data",
-            "check",
-            "--root",
-            root,
-            "--exclude",
-            tmp_path / "out.txt",
-            "--out",
-            tmp_path / "c",
-        ]
-    )
+    assert list_images(data, labelled=False).excluded == 2
+    call(["data", "check", "--root", root, "--exclude", file, "--out", tmp_path / "c"])
     assert (tmp_path / "c/exclude.txt").read_text().startswith("train-a.png\ntrain-b")
 
 
@@ -108,11 +91,11 @@ def test_names_without_folder_or_ending_in_every_list(tmp_path):
 def test_forms_that_are_not_clear_cost_one_line(content, line, root, tmp_path, capsys):
     file = tmp_path / "labels.csv"
     file.write_bytes(content)
-    said = refused(
+    lines = refused(
         capsys, ["finetune", "--data.root", root, "--data.labels", file, "--out", tmp_path / "r"]
     )
-    assert len(said) == 1
-    assert said[0].startswith(f"data.labels: {line.replace('FILE', str(file))}")
+    assert len(lines) == 1
+    assert lines[0].startswith(f"data.labels: {line.replace('FILE', str(file))}")
 
 
 ENDS = ["two\nlines.png", "old\rmac.png", "dos\r\n.png", "\x1b[31mred.png", "#a\nb.png"]

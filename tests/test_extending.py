@@ -31,8 +31,8 @@ def put(code, folder):
         path.write_text(f"{text}\n\n{block}")
         return file
     lines = text.splitlines(keepends=True)
-    (found,) = [n for n, other in enumerate(lines) if other.strip().startswith(line)]
-    lines.insert(found + (how == "after"), block)
+    (number,) = [n for n, other in enumerate(lines) if other.strip().startswith(line)]
+    lines.insert(number + (how == "after"), block)
     path.write_text("".join(lines))
     return file
 
@@ -65,42 +65,15 @@ def test_examples_train(tmp_path):
 
     leaves(tmp_path / "data" / "leaves")
     data = ["--data.name", "leaves", "--data.root", tmp_path / "data", "--data.workers", "0"]
-    small = [
-        "--train.epochs",
-        "1",
-        "--train.batch_size",
-        "8",
-        "--train.device",
-        "cpu",
-        "--train.precision",
-        "fp32",
-    ]
+    small = "--train.epochs 1 --train.batch_size 8 --train.device cpu --train.precision fp32"
+    data += small.split()
     model = ["--model.name", "plainnet_4", "--model.kwargs", "{width: 8}", "--views.size", "32"]
-    run(
-        house,
-        "pretrain.py",
-        "--config",
-        "barlowtwins",
-        *data,
-        *small,
-        *model,
-        "--out",
-        tmp_path / "a",
-    )
-    run(
-        house,
-        "finetune.py",
-        "--init",
-        tmp_path / "a",
-        *data,
-        *small,
-        "--train.size",
-        "32",
-        "--out",
-        tmp_path / "b",
-    )
-    assert read(tmp_path / "b" / "result.json")["num_classes"] == 2
-    assert read(tmp_path / "b" / "model.json")["name"] == "plainnet_4"
+    first = tmp_path / "a"
+    second = tmp_path / "b"
+    run(house, "pretrain.py", "--config", "barlowtwins", *data, *model, "--out", first)
+    run(house, "finetune.py", "--init", first, *data, "--train.size", "32", "--out", second)
+    assert read(second / "result.json")["num_classes"] == 2
+    assert read(second / "model.json")["name"] == "plainnet_4"
 
 
 def run(house, *argv):
@@ -124,11 +97,11 @@ def test_tuning_keeps_the_best_trial_and_continues(tmp_path, monkeypatch, capsys
     out = tmp_path / "out"
     for trials in (1, 2):
         run_example("tune_with_optuna.py", monkeypatch, OUT=out, TRIALS=trials, EPOCHS=1)
-        said = capsys.readouterr()
-        assert said.err.count("finished with value") == 1, "a finished trial is not repeated"
-    assert "kNN on held-out training images: first trial" in said.out
-    assert str(out / "tuned.yaml") in said.out
-    found = build(PretrainConfig, out / "tuned.yaml")
-    assert found.views.crops[0].scale[1] == 1.0
-    assert 1e-4 <= found.train.lr <= 1e-2
+        printed = capsys.readouterr()
+        assert printed.err.count("finished with value") == 1, "a finished trial is not repeated"
+    assert "kNN on held-out training images: first trial" in printed.out
+    assert str(out / "tuned.yaml") in printed.out
+    tuned = build(PretrainConfig, out / "tuned.yaml")
+    assert tuned.views.crops[0].scale[1] == 1.0
+    assert 1e-4 <= tuned.train.lr <= 1e-2
     assert sorted(path.name for path in out.iterdir()) == ["study.db", "tuned.yaml"]

@@ -53,18 +53,6 @@ def test_faults_of_any_kind_are_seen():
         assert first.startswith(fault), outcome
 
 
-def test_texts_that_are_no_sentences():
-    case = fuzz.Case([])
-    for text, fault in (
-        ("data.root: 'a' has a fault of this kind\n", None),
-        ("\n", "no sentence"),
-        ("fault: TypeError: a of b c\n", "the name of a Python class (TypeError)"),
-        ("a file '\x1b[2J' that clears the screen\n", "control characters"),
-        ("a long line of words " * 60 + "\n", "a line of more than 1000 characters"),
-    ):
-        assert fuzz.complaints(2, text, case) == ([fault] if fault else [])
-
-
 def test_a_hundred_malformed_inputs():
     """The first ones of each family, of which `make fuzz` makes ten thousand."""
     fuzz.load_families()

@@ -29,51 +29,39 @@ MODELS = [
 IDS = [f"{name}-{i}" for i, (name, *_) in enumerate(MODELS)]
 
 
-def build(name, kwargs, size=(64, 96), classes=3):
-    torch.manual_seed(0)
-    return create_backbone(name, size, num_classes=classes, **kwargs).eval()
-
-
 @pytest.mark.parametrize(("name", "kwargs", "places", "blocks"), MODELS, ids=IDS)
-def test_the_last_features_and_each_blocks_are_a_grid(name, kwargs, places, blocks):
-    model = build(name, kwargs)
-    images = torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+def test_features_are_a_grid_of_the_images_places(name, kwargs, places, blocks):
+    """Rows are u and columns v, whatever the layout; so are the outputs of blocks."""
+    torch.manual_seed(0)
+    model = create_backbone(name, (64, 96), num_classes=3, **kwargs).eval()
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn(3, 64, 96, generator=generator).repeat(5, 1, 1, 1)
+    other = 5 * torch.randn(3, 16, 16, generator=generator)
+    corners = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for image, (down, across) in zip(images[1:], corners, strict=True):
+        image[:, 48 * down : 48 * down + 16, 80 * across : 80 * across + 16] = other
     with torch.no_grad():
-        assert token_grid(model, images).shape == (2, model.num_features, *places)
+        grids = token_grid(model, images)
+    assert grids.shape == (5, model.num_features, *places)
+    for grid, corner in zip(grids[1:], corners, strict=True):
+        change = (grid - grids[0]).norm(dim=0)  # [h, w]
+        row, column = divmod(int(change.argmax()), places[1])
+        assert (row >= places[0] / 2, column >= places[1] / 2) == corner
+
     if blocks == 0:
         with pytest.raises(UserError, match="has no transformer blocks"), block_outputs(model):
             pass
         return
     with block_outputs(model) as outputs, torch.no_grad():
         model(images)
-    grids = [as_grid(model, output, (64, 96)) for output in outputs]
-    assert blocks is None or len(grids) == blocks
-    assert grids[-1].shape == (2, model.num_features, *places)
-    for each in grids:
-        assert each.shape[0] == 2
-        assert 64 * each.shape[3] == 96 * each.shape[2]
+    levels = [as_grid(model, output, (64, 96)) for output in outputs]
+    assert blocks in (None, len(levels))
+    assert levels[-1].shape == grids.shape
+    for level in levels:
+        assert 64 * level.shape[3] == 96 * level.shape[2]
     with torch.no_grad():
         model(images)
-    assert len(outputs) == len(grids), "the hooks are gone"
-
-
-@pytest.mark.parametrize(("name", "kwargs", "places", "blocks"), MODELS, ids=IDS)
-def test_a_change_in_a_corner_shows_in_that_corner(name, kwargs, places, blocks):
-    """Rows are u and columns v, whatever the layout."""
-    model = build(name, kwargs)
-    generator = torch.Generator().manual_seed(2)
-    scene = torch.randn(3, 64, 96, generator=generator)
-    other = 5 * torch.randn(3, 16, 16, generator=generator)
-    for down in (0, 1):
-        for across in (0, 1):
-            images = scene.repeat(2, 1, 1, 1)
-            images[1, :, 48 * down : 48 * down + 16, 80 * across : 80 * across + 16] = other
-            with torch.no_grad():
-                grid = token_grid(model, images)
-            change = (grid[1] - grid[0]).norm(dim=0)  # [h, w]
-            row, column = divmod(int(change.argmax()), places[1])
-            nearer = (row >= places[0] / 2, column >= places[1] / 2)
-            assert nearer == (down, across), (name, change)
+    assert len(outputs) == len(levels), "the hooks are gone"
 
 
 def test_tokens_without_places_are_refused():

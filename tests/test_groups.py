@@ -2,12 +2,12 @@
 train prints."""
 
 import logging
-import re
+from collections import Counter
 
 import numpy as np
 import pytest
 from folders import section, tree
-from helpers import call, read
+from helpers import call_ok, read
 from PIL import Image
 
 from idmm.auto.pseudolabels import _agreement
@@ -45,50 +45,37 @@ def test_folds_hold_out_shares_of_classes_and_whole_groups(caplog):
         "'a' (1), 'b' (2), 'c' (3)"
     ]
     for train, held in folds:
-        assert not set(train) & set(held)
-        assert len(train) + len(held) == len(labels)
+        assert sorted([*train, *held]) == list(range(len(labels)))
         assert set(labels[train]) == set(labels)
-        assert set(np.bincount(labels[held])[3:]) <= {
-            1,
-            2,
-            4,
-            5,
-        }
+        assert set(np.bincount(labels[held])[3:]) <= {1, 2, 4, 5}
     assert not np.array_equal(folds[0][1], stratified_folds(labels, None, 4)[0][1])
-    assert (
-        stratified_folds(np.arange(4), None) == [] == stratified_folds(np.zeros(9, dtype=int), None)
-    )
-    assert len(stratified_folds(np.array([0, 0, 1, 1]), None)) == 2
+    for few, count in (([0, 1, 2, 3], 0), ([0] * 9, 0), ([0, 0, 1, 1], 2)):
+        assert len(stratified_folds(np.array(few), None)) == count
 
     _, labels, groups = near_copies(0, 40)
     labels[groups == "39"] = 0  # an image of class 3 is in a group of class 0, too
     labels[np.flatnonzero(groups == "39")[0]] = 3
     for train, held in stratified_folds(labels, groups):
         assert not set(groups[train]) & set(groups[held])
-    assert stratified_folds(labels, np.array(["one"] * len(labels))) == [], (
-        "no group can be held out"
-    )
 
 
 def test_without_a_fold_there_is_no_estimate():
     rows, labels, _ = near_copies(0, 40)
-    choice = evaluate.choose_strength(rows, labels, groups=np.array(["one"] * len(labels)))
+    one = np.array(["one"] * len(labels))  # group, which cannot be held out
+    choice = evaluate.choose_strength(rows, labels, groups=one)
     assert choice == (evaluate.USUAL_STRENGTH, "default, as no group can be held out", {})
-    assert (
-        evaluate.fit_temperature(rows, labels, 1.0, groups=np.array(["one"] * len(labels))) == 1.0
-    )
+    assert evaluate.fit_temperature(rows, labels, 1.0, groups=one) == 1.0
 
 
 def test_c_is_chosen_on_other_groups():
     """On other images of the same groups every classifier is right."""
     rows, labels, groups = near_copies(1, 40)
     alone = evaluate.choose_strength(rows, labels)
-    found = evaluate.choose_strength(rows, labels, groups=groups)
+    grouped = evaluate.choose_strength(rows, labels, groups=groups)
     assert max(alone.accuracies.values()) == 100
-    assert max(found.accuracies.values()) < 80
-    assert evaluate.fit_temperature(rows, labels, 1.0, groups=groups) > evaluate.fit_temperature(
-        rows, labels, 1.0
-    )
+    assert max(grouped.accuracies.values()) < 80
+    temperatures = [evaluate.fit_temperature(rows, labels, 1.0, groups=g) for g in (groups, None)]
+    assert temperatures[0] > temperatures[1]
 
 
 def test_new_images_are_in_the_interval():
@@ -100,24 +87,16 @@ def test_new_images_are_in_the_interval():
         new = np.arange(len(rows)) >= 40 * COPIES
         old = np.arange(len(rows)) < 40 * COPIES
         train, held = stratified_folds(labels[old], groups[old], seed=seed)[0]
-        found = evaluate.readouts(
-            rows[train],
-            labels[train],
-            rows[held],
-            labels[held],
-            groups=groups[train],
-            test_groups=groups[held],
-        )["probe"]
-        right = (
-            evaluate.probe_predict(rows[train], labels[train], rows[new], found["strength"])
-            == labels[new]
-        )
-        assert len(right) == 300
-        low, high = found["top1_interval"]
-        inside += low <= 100 * right.mean() <= high
-        low, high = wilson_interval(found["top1"] / 100 * len(held), len(held))
-        too_narrow += low <= 100 * right.mean() <= high
-        errors.append(max(found["accuracies"].values()) - 100 * right.mean())
+        known = (rows[train], labels[train])
+        both = {"groups": groups[train], "test_groups": groups[held]}
+        result = evaluate.readouts(*known, rows[held], labels[held], **both)["probe"]
+        predicted = evaluate.probe_predict(*known, rows[new], result["strength"])
+        accuracy = 100 * np.mean(predicted == labels[new])
+        low, high = result["top1_interval"]
+        inside += low <= accuracy <= high
+        low, high = wilson_interval(result["top1"] / 100 * len(held), len(held))
+        too_narrow += low <= accuracy <= high
+        errors.append(max(result["accuracies"].values()) - accuracy)
     assert inside >= 16 > too_narrow
     assert abs(np.mean(errors)) < 5, "the accuracy on held-out groups is that on new groups"
 
@@ -132,17 +111,13 @@ def test_the_interval_by_hand():
     effect = variance / (share * (1 - share) / 20)
     effective = 20 / effect * (1.959964 / 2.776445) ** 2  # t with 4 degrees of freedom
     assert effect > 1
-    assert group_interval(correct, images) == pytest.approx(
-        wilson_interval(share * effective, effective)
-    )
+    expected = wilson_interval(share * effective, effective)
+    assert group_interval(correct, images) == pytest.approx(expected)
     assert wilson_interval(4, 6) == pytest.approx([30.00, 90.32], abs=0.01)
-    each = np.ones(400, dtype=int)
-    assert group_interval(each * (np.arange(400) < 300), each) == pytest.approx(
-        wilson_interval(300, 400), abs=0.1
-    )
-    assert group_interval([6] * 8, [6] * 8)[0] < wilson_interval(48, 48)[0] - 20, (
-        "all right: a group is one image"
-    )
+    singles = group_interval([1] * 300 + [0] * 100, [1] * 400)
+    assert singles == pytest.approx(wilson_interval(300, 400), abs=0.1)
+    # if all are right, a group is one image
+    assert group_interval([6] * 8, [6] * 8)[0] < wilson_interval(48, 48)[0] - 20
     assert group_interval([5], [6]) == [0.0, 100.0]
 
 
@@ -182,43 +157,27 @@ def test_idmm_train_counts_groups(tmp_path, capsys, caplog):
         noise = np.random.default_rng(number).integers(-3, 4, pixels.shape)
         Image.fromarray((pixels + noise).clip(0, 255).astype(np.uint8)).save(scene)
     caplog.set_level(logging.INFO, "idmm")
-    argv = [
-        "train",
-        root,
-        "--data.groups",
-        r"(\w+/s\d)_",
-        "--minutes",
-        0.2,
-        "--size",
-        32,
-        "--device",
-        "cpu",
-    ]
-    assert call([*argv, "--out", tmp_path / "x"]) == 0
+    out = tmp_path / "x"
+    argv = ["train", root, "--data.groups", r"(\w+/s\d)_", "--minutes", 0.2, "--size", 32]
+    call_ok([*argv, "--device", "cpu", "--out", out])
     printed = capsys.readouterr().out
-    result = read(tmp_path / "x/result.json")
-    rows = read_csv(tmp_path / "x/predictions.csv")
-    names = sorted({row["group"] for row in rows})
-    images = [sum(row["group"] == name for row in rows) for name in names]
-    correct = [
-        sum(row["group"] == name and row["class"] == row["predicted"] for row in rows)
-        for name in names
-    ]
-    low, high = group_interval(correct, images)
+    result = read(out / "result.json")
+    rows = read_csv(out / "predictions.csv")
+    images = Counter(row["group"] for row in rows)
+    correct = Counter(row["group"] for row in rows if row["class"] == row["predicted"])
+    low, high = group_interval([correct[name] for name in images], list(images.values()))
     assert result["top1_interval"] == pytest.approx([low, high])
-    assert result["test_groups"] == len(names)
-    counts = f"{len(rows)} test images of {len(names)} groups"
+    assert result["test_groups"] == len(images)
+    counts = f"{len(rows)} test images of {len(images)} groups"
     assert f"top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) on {counts}" in printed
     assert ("not clearly better than the baseline" in printed) == (low <= result["baseline_top1"])
-    trial = read_csv(tmp_path / "x/trial.csv")
-    parts = {
-        part: {row["group"] for row in trial if row["split"] == part} for part in ("train", "test")
-    }
+    parts = {"train": set(), "test": set()}
+    for row in read_csv(out / "trial.csv"):
+        parts[row["split"]].add(row["group"])
     assert parts["test"]
     assert not parts["train"] & parts["test"]
-    assert not set(names) & (parts["train"] | parts["test"])
-    held = [line for line in caplog.messages if "held out are" in line]
-    assert set(held) == {
-        f"data.val_fraction: held out are {len(names)} groups of 20 groups, {len(rows)} of 120 images"
-    }
-    assert re.search("accuracy on held-out training images:\n  baseline: ", printed)
+    assert not set(images) & (parts["train"] | parts["test"])
+    counts = f"{len(images)} groups of 20 groups, {len(rows)} of 120 images"
+    lines = {line for line in caplog.messages if "held out are" in line}
+    assert lines == {f"data.val_fraction: held out are {counts}"}
+    assert "accuracy on held-out training images:\n  baseline: " in printed

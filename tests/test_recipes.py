@@ -140,7 +140,7 @@ def test_table_10(name):
     assert (config.method.dim, config.method.temperature) == (dim, temperature)
     if queue is not None:
         assert config.method.queue is None
-        large = make(name, told=run_info(10_000, batch_size=train.batch_size))
+        large = make(name, info=run_info(10_000, batch_size=train.batch_size))
         assert large.loss.memory_bank.size == (queue, dim)
 
 
@@ -239,7 +239,7 @@ def logged_method(name, caplog, images, **fields):
     run = {key: fields.pop(key) for key in ("batch_size", "epochs") if key in fields}
     caplog.clear()
     with caplog.at_level(logging.INFO, "idmm"):
-        method = make(name, told=run_info(images, **run), **fields)
+        method = make(name, info=run_info(images, **run), **fields)
     return method, [(record.levelname, record.getMessage()) for record in caplog.records]
 
 

@@ -29,14 +29,6 @@ class TestT2T(Contract):
         assert model.pos_embed.shape[1] == 1 + model.patch_embed.num_patches
         return model.patch_embed.grid_size
 
-    def isolate(self, model):
-        for module in (
-            model.patch_embed.performer1,
-            model.patch_embed.performer2,
-            *(b.attn for b in model.blocks),
-        ):
-            torch.nn.init.zeros_(module.proj.weight)
-
 
 def tiny(size=64, **kwargs):
     return create_backbone("t2t_vit_7", size, **{**TestT2T.kwargs, **kwargs})
@@ -97,11 +89,6 @@ class TestCvt(Contract):
 
     def grid_size(self, model):
         return model.grid_size
-
-    def isolate(self, model):
-        for stage in model.stages:
-            for block in stage.blocks:
-                torch.nn.init.zeros_(block.attn.proj.weight)
 
 
 def tiny_cvt(size=64, **kwargs):

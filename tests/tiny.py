@@ -15,6 +15,7 @@ HEADS = {  # widths that a test can wait for
     "mocov3": dict(hidden_dim=12, dim=6),
     "dino": dict(hidden_dim=12, dim=6, outputs=9),
 }
+GROUPS = dict.fromkeys(("simclr", "mocov2", "mocov3"), (2,))  # of crops, else 2 and 1
 
 
 def backbone(**kwargs):
@@ -22,14 +23,16 @@ def backbone(**kwargs):
         return create_backbone("vit_tiny_patch16_224", SIDE, **{**VIT, **kwargs})
 
 
-def make(name, of=None, told=None, drloc=None, **fields):
+def make(name, of=None, info=None, drloc=None, **fields):
     """A method by name, resolved as the command line would; ``of`` is its backbone, ``told`` its
     RunInfo."""
-    given = config.PretrainConfig(method=config.METHODS[name](**{**HEADS.get(name, {}), **fields}))
-    resolved, _ = given.fill_from_method()
+    settings = config.PretrainConfig(
+        method=config.METHODS[name](**{**HEADS.get(name, {}), **fields})
+    )
+    resolved, _ = settings.fill_from_method()
     of = backbone() if of is None else of
     with seeded(1):
-        method = create_method(of, told or run_info(11, classes=3), resolved.method)
+        method = create_method(of, info or run_info(11, classes=3), resolved.method)
         method.localization = None if drloc is None else Localization(of, drloc, SIDE, 3)
     return method.train()
 
@@ -52,25 +55,21 @@ def batch(*counts, images=4, double=True, seed=1):
 
 def gradients(loss, method):
     """Gradients by parameter's name; those that the loss does not reach are left out."""
-    named = [(name, p) for name, p in method.named_parameters() if p.requires_grad]
-    found = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
-    return {name: grad for (name, _), grad in zip(named, found, strict=True) if grad is not None}
+    named = {name: p for name, p in method.named_parameters() if p.requires_grad}
+    values = torch.autograd.grad(loss, named.values(), allow_unused=True)
+    return {name: grad for name, grad in zip(named, values, strict=True) if grad is not None}
 
 
-def assert_same_loss(method, given, naive, epoch=0, key=5, **tolerance):
+def assert_same_loss(method, data, naive, epoch=0, key=5, **tolerance):
     """The method's loss and the gradients of all its parameters are those of ``naive(method,
     given)``."""
     tolerance = tolerance or dict(rtol=1e-9, atol=1e-11)
-    wanted = naive(method, given)
-    wanted_grads = gradients(wanted, method)
-    loss = method(given, key, epoch)["loss"]
-    torch.testing.assert_close(loss, wanted.to(loss.dtype), **tolerance)
-    found = gradients(loss, method)
-    assert found.keys() == wanted_grads.keys()
-    assert len(found) > 10
-    assert all(bool(torch.isfinite(grad).all()) for grad in found.values())
-    for name in found:
-        torch.testing.assert_close(
-            found[name], wanted_grads[name], msg=lambda m, n=name: f"{n}: {m}", **tolerance
-        )
+    expected = naive(method, data)
+    expected_gradients = gradients(expected, method)
+    loss = method(data, key, epoch)["loss"]
+    torch.testing.assert_close(loss, expected.to(loss.dtype), **tolerance)
+    grads = gradients(loss, method)
+    assert len(grads) > 10
+    assert all(bool(torch.isfinite(grad).all()) for grad in grads.values())
+    torch.testing.assert_close(grads, expected_gradients, **tolerance)
     return float(loss.detach())

@@ -68,9 +68,9 @@ def results(out):
 
 def cells(out, protocol="finetune"):
     """What was measured, by source, target and seed."""
-    found = [cell for cell in results(out)["cells"] if cell["protocol"] == protocol]
+    measured = [cell for cell in results(out)["cells"] if cell["protocol"] == protocol]
     return {
-        (c["source"], c["target"], c["seed"]): (c["status"], c["top1"], c["top5"]) for c in found
+        (c["source"], c["target"], c["seed"]): (c["status"], c["top1"], c["top5"]) for c in measured
     }
 
 
@@ -102,10 +102,10 @@ class Made:
     Their results hold what is ``told``, too.
     """
 
-    def __init__(self, monkeypatch, **told):
+    def __init__(self, monkeypatch, **more):
         self.asked = []
         self.instead = {}
-        self.result = {"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7, **told}
+        self.result = {"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7, **more}
         monkeypatch.setattr("idmm.grid.run.run_stage", lambda config: self(parsing.to_dict(config)))
         monkeypatch.setattr(grid_pictures, "bars", lambda *_: None)
         monkeypatch.setattr(grid_pictures, "parameters", lambda *_: None)
