@@ -13,7 +13,12 @@ from torch import nn
 
 from idmm import seeding
 from idmm.errors import UserError
-from idmm.models import Checkpoint, create_backbone, read_checkpoint, token_grid
+from idmm.models import (
+    Checkpoint,
+    create_backbone,
+    read_checkpoint,
+    token_grid,
+)
 from idmm.models.base import sinusoids
 
 NORM = {"mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
@@ -76,7 +81,8 @@ class Contract:
             values["pos_embed"] = sinusoids(*shapes["pos_embed"][1:])
         state = {f"module.{k}": values[k] for k in shapes}
         torch.save(
-            {"epoch": 300, "state_dict": {}, "state_dict_ema": state}, tmp_path / "release.pth.tar"
+            {"epoch": 300, "state_dict": {}, "state_dict_ema": state},
+            tmp_path / "release.pth.tar",
         )
         read = read_checkpoint(tmp_path / "release.pth.tar")
         return read.load_into(model, drop_classifier=model.num_classes == 0)
@@ -137,7 +143,8 @@ class Contract:
         )
 
     @pytest.mark.parametrize(
-        ("size", "grid"), [(224, 14), (448, 28), (16, 1), (50, 3), ((96, 160), (6, 10))]
+        ("size", "grid"),
+        [(224, 14), (448, 28), (16, 1), (50, 3), ((96, 160), (6, 10))],
     )
     def test_sizes(self, size, grid):
         height, width = (size, size) if isinstance(size, int) else size
@@ -168,7 +175,8 @@ class Contract:
             k for k in model.state_dict() if k not in self.resized
         )
         with pytest.raises(
-            UserError, match="release.pth.tar: is a checkpoint of another model|does not fit"
+            UserError,
+            match="release.pth.tar: is a checkpoint of another model|does not fit",
         ):
             self.release(tmp_path, self.build(64))
 

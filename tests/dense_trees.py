@@ -16,7 +16,11 @@ from sklearn.datasets import load_digits
 CLASSES = ["zero", "one", "seven"]
 DIGITS = (0, 1, 7)
 IDS = (3, 7, 11)  # COCO's category numbers need not be 0, 1, 2
-SIZES = ((64, 96), (96, 64), (80, 80))  # height and width of the canvases (pixels)
+SIZES = (
+    (64, 96),
+    (96, 64),
+    (80, 80),
+)  # height and width of the canvases (pixels)
 CELL = 32  # side of the place of one digit (pixels)
 ADE_CLASSES = 150
 
@@ -67,7 +71,12 @@ def scene(seed, size=None, objects=None):
         labels.append(label)
         masks.append(mask)
     masks = np.array(masks) if masks else np.zeros((0, h, w), dtype=bool)
-    return Scene(image, np.array(boxes, float).reshape(-1, 4), np.array(labels, int), masks)
+    return Scene(
+        image,
+        np.array(boxes, float).reshape(-1, 4),
+        np.array(labels, int),
+        masks,
+    )
 
 
 def scenes(part, count, **options):
@@ -96,7 +105,10 @@ def run_lengths(mask):
     """A mask as COCO's uncompressed RLE: lengths of runs down the columns, background first."""
     flat = mask.T.ravel().astype(int)
     edges = np.flatnonzero(np.diff(flat, prepend=0))
-    return {"size": list(mask.shape), "counts": np.diff([0, *edges, len(flat)]).tolist()}
+    return {
+        "size": list(mask.shape),
+        "counts": np.diff([0, *edges, len(flat)]).tolist(),
+    }
 
 
 OUTLINES = {"polygons": polygons, "rle": run_lengths, "packed": packed}
@@ -123,14 +135,23 @@ def coco_tree(root, form="polygons", official=False, change=None, **counts):
             written[part][name] = canvas
             Image.fromarray(canvas.image).save(folder / name)
             height, width = canvas.image.shape[:2]
-            row = {"id": 100 + i, "file_name": name, "height": height, "width": width}
+            row = {
+                "id": 100 + i,
+                "file_name": name,
+                "height": height,
+                "width": width,
+            }
             content["images"].append(row)
             for box, label, mask in zip(canvas.boxes, canvas.labels, canvas.masks, strict=True):
                 x1, y1, x2, y2 = box.tolist()
                 row = {
-                    "id": 1 + len(content["annotations"]), "image_id": 100 + i, "category_id": IDS[label],
-                    "iscrowd": 0, "bbox": [x1, y1, x2 - x1, y2 - y1], "area": int(mask.sum()),
-                }  # fmt: skip
+                    "id": 1 + len(content["annotations"]),
+                    "image_id": 100 + i,
+                    "category_id": IDS[label],
+                    "iscrowd": 0,
+                    "bbox": [x1, y1, x2 - x1, y2 - y1],
+                    "area": int(mask.sum()),
+                }
                 if form in OUTLINES:
                     row["segmentation"] = OUTLINES[form](mask)
                 content["annotations"].append(row)
@@ -169,7 +190,10 @@ def ade_tree(root, **counts):
         for i, canvas in enumerate(scenes(part, count)):
             name = f"ADE_{part}_{i:08d}.png"
             _save(Image.fromarray(canvas.image), root / "images" / folder / name)
-            _save(Image.fromarray(canvas.mask), root / "annotations" / folder / name)
+            _save(
+                Image.fromarray(canvas.mask),
+                root / "annotations" / folder / name,
+            )
     rows = ["Idx\tRatio\tTrain\tVal\tName"]
     for i in range(1, ADE_CLASSES + 1):
         name = CLASSES[i - 1] if i <= len(CLASSES) else f"thing {i}"

@@ -19,16 +19,29 @@ from idmm.data.listing import list_images
 from idmm.errors import UserError
 
 TINY = {  # flags of runs on such folders
-    "data__name": "folder", "data__subset": None, "model__kwargs": VIT, "train__epochs": 1, "train__warmup_epochs": 0,
-    "train__ema": None, "train__batch_size": 8,
-}  # fmt: skip
+    "data__name": "folder",
+    "data__subset": None,
+    "model__kwargs": VIT,
+    "train__epochs": 1,
+    "train__warmup_epochs": 0,
+    "train__ema": None,
+    "train__batch_size": 8,
+}
 # what to do about images that cannot be used
-HOW = "('idmm data check --root DIR --out runs/check' writes a file for --data.exclude that leaves them out)"
+HOW = (
+    "('idmm data check --root DIR --out runs/check' writes a file for --data.exclude "
+    "that leaves them out)"
+)
 
 
 def tuned(out, root, **changes):
     """Runs fine-tuning of a tiny network; returns the exit code."""
-    settings = {**TINY, "stages": [{"size": 16}], "data__root": root, **changes}
+    settings = {
+        **TINY,
+        "stages": [{"size": 16}],
+        "data__root": root,
+        **changes,
+    }
     return inside("finetune", out, **settings)
 
 

@@ -8,8 +8,15 @@ import signal
 import sys
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["idmm.grid.transfer", "idmm.report.grid_pictures", "idmm.runs.pretrain",
-                               "idmm.runs.finetune", "sklearn.datasets"])  # fmt: skip
+SERVER.set_forkserver_preload(
+    [
+        "idmm.grid.transfer",
+        "idmm.report.grid_pictures",
+        "idmm.runs.pretrain",
+        "idmm.runs.finetune",
+        "sklearn.datasets",
+    ]
+)
 
 
 class Child(SERVER.Process):

@@ -44,7 +44,8 @@ def exported(run):
 def timms(info):
     """timm's transform from a run's JSON."""
     return create_transform(
-        info["size"], **{k: info[k] for k in ("crop_pct", "interpolation", "mean", "std")}
+        info["size"],
+        **{k: info[k] for k in ("crop_pct", "interpolation", "mean", "std")},
     )
 
 

@@ -89,15 +89,64 @@ def load_families():
 # ---------------------------------------------------------------------- mutators
 # texts that end lines, leave folders, clear terminals, are no UTF-8 or have meaning elsewhere
 TEXTS = [
-    "", " ", "a\nb", "a\0b", "\x1b[2J", "../../x.png", "/etc/hostname", "C:\\x.png", "a\\b.png",
-    "\ud800", "é" * 300, "x" * 70_000, "{}", "%s %d", "null", "NaN", "-1", "1", "1.5", "true",
-    "\u202egnp.x", "~", "$HOME", "<b>&",
-]  # fmt: skip
+    "",
+    " ",
+    "a\nb",
+    "a\0b",
+    "\x1b[2J",
+    "../../x.png",
+    "/etc/hostname",
+    "C:\\x.png",
+    "a\\b.png",
+    "\ud800",
+    "é" * 300,
+    "x" * 70_000,
+    "{}",
+    "%s %d",
+    "null",
+    "NaN",
+    "-1",
+    "1",
+    "1.5",
+    "true",
+    "\u202egnp.x",
+    "~",
+    "$HOME",
+    "<b>&",
+]
 NUMBERS = [
-    0, 1, -1, 2, 255, 256, 65536, 2**31, 2**63, -(2**63), 10**400, 0.5, -0.0, 1e-320, 1e308, -1e30,
-    float("nan"), float("inf"), -float("inf"),
-]  # fmt: skip
-OTHERS = [None, True, False, [], {}, [[]], [None], [1, 2, 3], {"a": 1}, [[0, 0, 1, 1, 2, 2]]]
+    0,
+    1,
+    -1,
+    2,
+    255,
+    256,
+    65536,
+    2**31,
+    2**63,
+    -(2**63),
+    10**400,
+    0.5,
+    -0.0,
+    1e-320,
+    1e308,
+    -1e30,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+]
+OTHERS = [
+    None,
+    True,
+    False,
+    [],
+    {},
+    [[]],
+    [None],
+    [1, 2, 3],
+    {"a": 1},
+    [[0, 0, 1, 1, 2, 2]],
+]
 
 
 def pick(rng, values):
@@ -342,10 +391,19 @@ def run(jobs, patience=PATIENCE):
 
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("cases", nargs="*", help="family, or family:number. Default: all families")
-    parser.add_argument("--count", type=int, help="cases of each family. Default: its own number")
+    parser.add_argument(
+        "cases",
+        nargs="*",
+        help="family, or family:number. Default: all families",
+    )
+    parser.add_argument(
+        "--count",
+        type=int,
+        help="cases of each family. Default: its own number",
+    )
     options = parser.parse_args()
     load_families()
     jobs = []

@@ -13,15 +13,31 @@ from unittest import mock
 
 import numpy as np
 from dense_trees import coco_tree, mask_tree
-from fuzz import Case, Done, damaged, family, pick, replace, spoil, strange, strange_place
+from fuzz import (
+    Case,
+    Done,
+    damaged,
+    family,
+    pick,
+    replace,
+    spoil,
+    strange,
+    strange_place,
+)
 from helpers import VIT, as_flags
 from PIL import Image
 
 SIDE = 64  # of the canvas
 FLAGS = {
-    "model.name": "vit_tiny_patch16_224", "model.kwargs": VIT, "data.workers": 0, "data.cache": "off",
-    "train.size": SIDE, "train.epochs": 1, "train.device": "cpu", "train.precision": "fp32",
-}  # fmt: skip
+    "model.name": "vit_tiny_patch16_224",
+    "model.kwargs": VIT,
+    "data.workers": 0,
+    "data.cache": "off",
+    "train.size": SIDE,
+    "train.epochs": 1,
+    "train.device": "cpu",
+    "train.precision": "fp32",
+}
 
 
 @contextlib.contextmanager
@@ -56,7 +72,11 @@ def until_training():
 def dense_case(command, root):
     out = root / "out"
     flags = as_flags(FLAGS, {})
-    return Case([command, "--data.root", root, "--out", out, *flags], [out], until_training)
+    return Case(
+        [command, "--data.root", root, "--out", out, *flags],
+        [out],
+        until_training,
+    )
 
 
 def template(kind, folder):
@@ -85,7 +105,10 @@ def coco(folder, rng):
         for _ in range(int(rng.integers(1, 4))):
             spoil(content, rng)
     elif kind == "rows":
-        row = pick(rng, content[pick(rng, "annotations annotations images categories")])
+        row = pick(
+            rng,
+            content[pick(rng, "annotations annotations images categories")],
+        )
         row[pick(rng, list(row))] = strange(rng)
     elif kind == "outline":
         spoil_outline(pick(rng, content["annotations"]), rng)
@@ -121,7 +144,14 @@ def strange_name(folder, part, rng):
     exist."""
     shutil.copy(folder / part / "000.png", folder / "outside.png")
     os.symlink(folder, folder / part / "link")
-    names = ["../outside.png", "link/outside.png", "link\\000.png", "./000.png", ".", "000.png\0"]
+    names = [
+        "../outside.png",
+        "link/outside.png",
+        "link\\000.png",
+        "./000.png",
+        ".",
+        "000.png\0",
+    ]
     return pick(rng, [*names, str(folder / "outside.png"), strange(rng)])
 
 
@@ -146,7 +176,10 @@ def masks(folder, rng):
     elif kind == "classes":
         text = "\n".join(str(strange(rng)) for _ in range(int(rng.integers(1, 5))))
         text = text.encode("utf-8", "surrogatepass")
-        replace(folder / "classes.txt", pick(rng, [text, text * 90, damaged(text, rng)]))
+        replace(
+            folder / "classes.txt",
+            pick(rng, [text, text * 90, damaged(text, rng)]),
+        )
     else:
         strange_place(pick(rng, [mask, mask.parent, image, folder / "classes.txt"]), rng)
     return dense_case("segment", folder)
@@ -155,7 +188,16 @@ def masks(folder, rng):
 def spoil_values(path, rng):
     """Give a mask other numbers, in its size."""
     values = np.asarray(Image.open(path))
-    some = [[0, 255], [255], [0, 128], [0], [1], [0, 1, 2, 3, 4], [254, 255], [0, 1, 65535]]
+    some = [
+        [0, 255],
+        [255],
+        [0, 128],
+        [0],
+        [1],
+        [0, 1, 2, 3, 4],
+        [254, 255],
+        [0, 1, 65535],
+    ]
     drawn = rng.choice(pick(rng, [*some, list(range(256))]), values.shape)
     kind = np.uint16 if drawn.max() > 255 else np.uint8
     replace(path, encoded(Image.fromarray(drawn.astype(kind))))

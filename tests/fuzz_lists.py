@@ -10,7 +10,17 @@ import io
 from unittest import mock
 
 from folders import paint
-from fuzz import TEXTS, Case, Done, damaged, family, pick, replace, strange, strange_place
+from fuzz import (
+    TEXTS,
+    Case,
+    Done,
+    damaged,
+    family,
+    pick,
+    replace,
+    strange,
+    strange_place,
+)
 
 CLASSES = ["cat", "dög"]
 ENCODINGS = 20 * "utf-8 " + "utf-8-sig utf-16 utf-16-le utf-16-be cp1252 utf-32 utf-7"
@@ -53,12 +63,25 @@ def lists(folder, rng):
     if rng.random() < 0.1:
         strange_place(files[kind], rng)
     else:
-        replace(files[kind], spoilt_text(table(rows).decode("utf-8", "surrogatepass"), rng))
+        replace(
+            files[kind],
+            spoilt_text(table(rows).decode("utf-8", "surrogatepass"), rng),
+        )
     if rng.random() < 0.1:
         strange_folder(root, rng)
     out = folder / "out"
     words = [word for key, file in files.items() for word in (f"--data.{key}", file)]
-    argv = ["probe", root, "--model.name", "hog", "--size", 16, "--out", out, *words]
+    argv = [
+        "probe",
+        root,
+        "--model.name",
+        "hog",
+        "--size",
+        16,
+        "--out",
+        out,
+        *words,
+    ]
     return Case(argv, [out / "result.json"], until_decoding)
 
 
@@ -85,8 +108,20 @@ def spoil_rows(rows, rng):
     elif kind == "name" and row:
         name = row[0]
         short = name.rpartition("/")[2]
-        names = [short, short[:-4], name[:-4], name.replace("/", "\\"), name.upper()]
-        names += [f"/x/{name}", f"../d/{name}", f" {name} ", f"{name}\r", f"{name}\0"]
+        names = [
+            short,
+            short[:-4],
+            name[:-4],
+            name.replace("/", "\\"),
+            name.upper(),
+        ]
+        names += [
+            f"/x/{name}",
+            f"../d/{name}",
+            f" {name} ",
+            f"{name}\r",
+            f"{name}\0",
+        ]
         row[0] = pick(rng, [*names, "train", "", ".", "../../etc/hostname"])
     elif kind == "cut":
         del row[place:]
@@ -96,7 +131,13 @@ def spoil_rows(rows, rng):
         place = int(rng.integers(len(rows) + 1))
         rows.insert(place, pick(rng, [[], [""], ["", "", ""], ["sep=;"]]))
     else:
-        headers = ["Path, CLASS ", "path,class,Class", "file,label", "path,path", ",".join(row)]
+        headers = [
+            "Path, CLASS ",
+            "path,class,Class",
+            "file,label",
+            "path,path",
+            ",".join(row),
+        ]
         rows[0] = pick(rng, headers).split(",")
 
 

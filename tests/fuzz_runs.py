@@ -15,23 +15,54 @@ from fuzz import Case, damaged, family, pick, replace, spoil, strange
 from helpers import call_ok, flags
 
 FILES = (
-    "config.yaml", "metrics.jsonl", "result.json", "backbone.json", "backbone.safetensors", "model.json",
-    "model.safetensors", "predictions.csv", "per_class.csv", "last/images.json", "last/start.json", "last/state.pt",
-)  # fmt: skip
+    "config.yaml",
+    "metrics.jsonl",
+    "result.json",
+    "backbone.json",
+    "backbone.safetensors",
+    "model.json",
+    "model.safetensors",
+    "predictions.csv",
+    "per_class.csv",
+    "last/images.json",
+    "last/start.json",
+    "last/state.pt",
+)
 READ = {  # what a command reads. Others are damaged, too, and must not matter
-    "report": ("result.json", "metrics.jsonl", "per_class.csv", "predictions.csv"),
+    "report": (
+        "result.json",
+        "metrics.jsonl",
+        "per_class.csv",
+        "predictions.csv",
+    ),
     "predict": ("model.json", "model.safetensors"),
     "export": ("model.json", "model.safetensors", "result.json"),
     "explore": ("config.yaml", "backbone.json", "backbone.safetensors"),
     "embed": ("backbone.json", "backbone.safetensors"),
-    "resume": ("config.yaml", "last/images.json", "last/state.pt", "metrics.jsonl"),
+    "resume": (
+        "config.yaml",
+        "last/images.json",
+        "last/state.pt",
+        "metrics.jsonl",
+    ),
 }
 KINDS = "damaged cut empty folder gone utf16 value value value other"
 RUN = {
-    "data.name": "folder", "data.subset": None, "model.name": "resnet10t", "train.eval_every": 1, "stages": None,
-    "model.kwargs": {"channels": [4, 4, 4, 4]}, "train.size": 16, "train.epochs": 2, "train.warmup_epochs": 0, "train.batch_size": 8,
-    "train.ema": None, "model.drop_path": 0.0, "data.cache": "off", "train.classifier_init": "features",
-}  # fmt: skip
+    "data.name": "folder",
+    "data.subset": None,
+    "model.name": "resnet10t",
+    "train.eval_every": 1,
+    "stages": None,
+    "model.kwargs": {"channels": [4, 4, 4, 4]},
+    "train.size": 16,
+    "train.epochs": 2,
+    "train.warmup_epochs": 0,
+    "train.batch_size": 8,
+    "train.ema": None,
+    "model.drop_path": 0.0,
+    "data.cache": "off",
+    "train.classifier_init": "features",
+}
 
 
 @functools.cache
@@ -87,10 +118,18 @@ def spoil_content(path, rng):
         tensors = safetensors.torch.load_file(path)
         name = pick(rng, sorted(tensors))
         value = tensors.pop(name)
-        strange_value = pick(rng, [
-            value[..., None], torch.zeros(0), value.flatten()[:1], value.double(), value / 0,
-            torch.zeros(3, 5, dtype=torch.int8), None,
-        ])  # fmt: skip
+        strange_value = pick(
+            rng,
+            [
+                value[..., None],
+                torch.zeros(0),
+                value.flatten()[:1],
+                value.double(),
+                value / 0,
+                torch.zeros(3, 5, dtype=torch.int8),
+                None,
+            ],
+        )
         if strange_value is not None:
             tensors[name] = strange_value
         safetensors.torch.save_file(tensors, path)
@@ -130,7 +169,16 @@ def reading(command, init, folder, rng, out=None):
     if command == "export":
         out = out or folder / "out"
         return Case(
-            ["export", "--init", init, "--format", pick(rng, "timm hf"), "--out", out], [out]
+            [
+                "export",
+                "--init",
+                init,
+                "--format",
+                pick(rng, "timm hf"),
+                "--out",
+                out,
+            ],
+            [out],
         )
     out = folder / {"predict": "p.csv", "embed": "f.npz"}[command]
     return Case([command, "--init", init, folder / "d/test", "--out", out], [out])
@@ -156,7 +204,10 @@ def export_input(folder, rng):
     kind = pick(rng, "pickle weights init out json")
     if kind == "pickle":
         init = folder / f"weights{pick(rng, '.pt .pth .bin .ckpt .tar')}"
-        content = {"state_dict": {"a": torch.zeros(2)}, "more": Planted(planted)}
+        content = {
+            "state_dict": {"a": torch.zeros(2)},
+            "more": Planted(planted),
+        }
         torch.save(content, init) if rng.random() < 0.5 else init.write_bytes(pickle.dumps(content))
         shutil.copy(run / "model.json", init.with_suffix(".json"))
     elif kind == "weights":
@@ -165,7 +216,13 @@ def export_input(folder, rng):
         init.write_bytes(pick(rng, [b"", rng.bytes(300), damaged(content, rng)]))
         shutil.copy(run / "model.json", init.with_suffix(".json"))
     elif kind == "init":
-        places = [folder / "gone", folder / "d", folder, run / "last", run / "model.json"]
+        places = [
+            folder / "gone",
+            folder / "d",
+            folder,
+            run / "last",
+            run / "model.json",
+        ]
         init = pick(rng, [*places, "timm:x", "/dev/null"])
     elif kind == "json":
         spoil_content(run / pick(rng, "model.json backbone.json"), rng)

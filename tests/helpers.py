@@ -54,7 +54,10 @@ STAGES = {
         "method.classifier_init": "features",
         "method.classifier_lr_scale": 10,
         "views.size": 16,
-        "views.crops": [{"count": 2, "scale": [0.14, 1.0]}, {"count": 1, "scale": [0.05, 0.4]}],
+        "views.crops": [
+            {"count": 2, "scale": [0.14, 1.0]},
+            {"count": 1, "scale": [0.05, 0.4]},
+        ],
     },
     # two sizes, 2 epochs of 5 steps each: Mixup in the first, CutMix in the second; the averaged
     # weights are exported
@@ -80,7 +83,10 @@ def as_flags(values, changes):
     argv = []
     for key, value in values.items():
         if value is not None:
-            argv += [f"--{key}", str(value) if isinstance(value, str | Path) else _flow(value)]
+            argv += [
+                f"--{key}",
+                str(value) if isinstance(value, str | Path) else _flow(value),
+            ]
     return argv
 
 
@@ -123,7 +129,13 @@ def refused(capsys, argv, code=2):
 def real(*argv, **options):
     """Runs ``idmm ARGV`` in a real process to its end, with further options of subprocess.run."""
     code = "import sys; from idmm.cli import main; sys.exit(main())"
-    settings = {"cwd": ROOT, "env": ENVIRONMENT, "capture_output": True, "text": True, **options}
+    settings = {
+        "cwd": ROOT,
+        "env": ENVIRONMENT,
+        "capture_output": True,
+        "text": True,
+        **options,
+    }
     return subprocess.run([sys.executable, "-c", code, *map(str, argv)], **settings)
 
 
@@ -140,8 +152,13 @@ class Process:
         with open(self.error, "wb") as file:
             self.popen = subprocess.Popen(
                 [sys.executable, *(str(word) for word in command)],
-                cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-            )  # fmt: skip
+                cwd=ROOT,
+                env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
 
     def wait(self):
         """Waits for the end; returns the exit code."""
@@ -192,7 +209,10 @@ class Forked(Process):
         self.error = Path(error)
         self.error.unlink(missing_ok=True)
         self.popen = forks.start(
-            [str(word) for word in argv], self.error, ENVIRONMENT | environment, prepare
+            [str(word) for word in argv],
+            self.error,
+            ENVIRONMENT | environment,
+            prepare,
         )
         self.until(self.error.exists)  # from then on it has a session of its own
 
@@ -317,7 +337,13 @@ def temporary(out):
 
 
 def run_info(
-    images, classes=None, batch_size=4, epochs=2, steps=10, global_groups=1, labelled=None
+    images,
+    classes=None,
+    batch_size=4,
+    epochs=2,
+    steps=10,
+    global_groups=1,
+    labelled=None,
 ):
     """What a method is told of a small run."""
     return RunInfo(images, batch_size, epochs, steps, classes, global_groups, labelled)

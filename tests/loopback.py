@@ -82,11 +82,17 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 MEMBERS = {  # what the official archives hold, which goes into the dataset's folder
-    "102flowers.tgz": "jpg", "images.tar.gz": "images", "annotations.tar.gz": "annotations", "dtd-r1.0.1.tar.gz": "dtd",
-    "indoorCVPR_09.tar": "Images", "CUB_200_2011.tgz": "CUB_200_2011",
-    "fgvc-aircraft-2013b.tar.gz": "fgvc-aircraft-2013b", "cifar-10-python.tar.gz": "cifar-10-batches-py",
-    "cifar-100-python.tar.gz": "cifar-100-python", **{f"{domain}.zip": domain for domain in official_trees.DOMAINS},
-}  # fmt: skip
+    "102flowers.tgz": "jpg",
+    "images.tar.gz": "images",
+    "annotations.tar.gz": "annotations",
+    "dtd-r1.0.1.tar.gz": "dtd",
+    "indoorCVPR_09.tar": "Images",
+    "CUB_200_2011.tgz": "CUB_200_2011",
+    "fgvc-aircraft-2013b.tar.gz": "fgvc-aircraft-2013b",
+    "cifar-10-python.tar.gz": "cifar-10-batches-py",
+    "cifar-100-python.tar.gz": "cifar-100-python",
+    **{f"{domain}.zip": domain for domain in official_trees.DOMAINS},
+}
 
 
 def miniature(server, name, folder, **more):

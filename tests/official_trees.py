@@ -32,7 +32,8 @@ def advice(name, root):
     """The line on where the files of a dataset come from."""
     if DATASETS[name].archives:
         return f"data.root: 'idmm data download {name} --root {root}' fetches {name}"
-    return f"data.root: {name} cannot be downloaded: {DATASETS[name].manual.replace('ROOT', str(root))}"
+    manual = DATASETS[name].manual.replace("ROOT", str(root))
+    return f"data.root: {name} cannot be downloaded: {manual}"
 
 
 def images(folder, names, size=(12, 9)):
@@ -58,8 +59,23 @@ def structs(keys, records):
 
 
 BIRDS = ["001.Black_footed_Albatross", "002.Laysan_Albatross"]
-CARS = ["AM General Hummer SUV 2000", "Acura RL Sedan 2012", "Acura TL Sedan 2012"]
-CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+CARS = [
+    "AM General Hummer SUV 2000",
+    "Acura RL Sedan 2012",
+    "Acura TL Sedan 2012",
+]
+CIFAR10 = [
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+]
 TENCH = "n01440764"
 TABBY = "n02123045"
 CMC = sorted((files("idmm.data") / "imagenet100.txt").read_text().split())
@@ -84,35 +100,77 @@ def domain_images(domain):
     """Numbers of classes as in the official lists; one without training images, one that no list
     uses."""
     path = f"{domain}/{{1}}/{domain}_001_{{3}}.{'png' if domain == 'quickdraw' else 'jpg'}"
-    train = "the_Eiffel_Tower_000001 4, aircraft_carrier_000002 0, axe_000003 2, aircraft_carrier_000004 0"
-    classes = ["aircraft_carrier", "airplane", "axe", "class 3", "the_Eiffel_Tower"]
-    return table(path, train), table(path, "airplane_000005 1, the_Eiffel_Tower_000006 4"), classes
+    train = (
+        "the_Eiffel_Tower_000001 4, aircraft_carrier_000002 0, axe_000003 2, "
+        "aircraft_carrier_000004 0"
+    )
+    classes = [
+        "aircraft_carrier",
+        "airplane",
+        "axe",
+        "class 3",
+        "the_Eiffel_Tower",
+    ]
+    return (
+        table(path, train),
+        table(path, "airplane_000005 1, the_Eiffel_Tower_000006 4"),
+        classes,
+    )
 
 
 IMAGES = {  # what the builders lay out: train, test (path or name → label), classes
     "flowers": (
         table("jpg/image_0000{}.jpg", "7 101, 2 0, 5 4, 1 76"),
         table("jpg/image_0000{}.jpg", "8 4, 3 101, 6 76, 4 0"),
-        {0: "pink primrose", 4: "english marigold", 76: "passion flower", 101: "blackberry lily"},
+        {
+            0: "pink primrose",
+            4: "english marigold",
+            76: "passion flower",
+            101: "blackberry lily",
+        },
     ),
     "pets": (
-        table("images/{}.jpg", "american_bulldog_12 1, Abyssinian_100 0, american_pit_bull_terrier_9 2"),
-        table("images/{}.jpg", "american_pit_bull_terrier_10 2, Abyssinian_201 0, american_bulldog_203 1"),
+        table(
+            "images/{}.jpg",
+            "american_bulldog_12 1, Abyssinian_100 0, american_pit_bull_terrier_9 2",
+        ),
+        table(
+            "images/{}.jpg",
+            "american_pit_bull_terrier_10 2, Abyssinian_201 0, american_bulldog_203 1",
+        ),
         ["Abyssinian", "American Bulldog", "American Pit Bull Terrier"],
     ),
     "dtd": (
-        table("images/{1}/{0}.jpg", "zigzagged_64 2, banded_2 0, blotchy_3 1, banded_5 0, blotchy_6 1, zigzagged_1 2"),
-        table("images/{1}/{0}.jpg", "blotchy_0101 1, banded_0100 0, zigzagged_0102 2"),
+        table(
+            "images/{1}/{0}.jpg",
+            "zigzagged_64 2, banded_2 0, blotchy_3 1, banded_5 0, blotchy_6 1, zigzagged_1 2",
+        ),
+        table(
+            "images/{1}/{0}.jpg",
+            "blotchy_0101 1, banded_0100 0, zigzagged_0102 2",
+        ),
         ["banded", "blotchy", "zigzagged"],
     ),
     "indoor67": (
-        table("Images/{}.jpg", "gameroom/bt_132294gameroom2 1, airport_inside/airport_inside_0001 0, gameroom/g_1 1"),
-        table("Images/{}.jpg", "airport_inside/airport_inside_0005 0, gameroom/game_room_08 1"),
+        table(
+            "Images/{}.jpg",
+            "gameroom/bt_132294gameroom2 1, airport_inside/airport_inside_0001 0, gameroom/g_1 1",
+        ),
+        table(
+            "Images/{}.jpg",
+            "airport_inside/airport_inside_0005 0, gameroom/game_room_08 1",
+        ),
         ["airport_inside", "gameroom"],
     ),
     "cub200": (
-        table("images/{}.jpg", f"{BIRDS[0]}/Black_0009_34 0, {BIRDS[1]}/Laysan_2 1, {BIRDS[1]}/Laysan_82 1"),
-        table("images/{}.jpg", f"{BIRDS[0]}/Black_0046_18 0, {BIRDS[1]}/Laysan_0003_1033 1"),
+        table(
+            "images/{}.jpg",
+            f"{BIRDS[0]}/Black_0009_34 0, {BIRDS[1]}/Laysan_2 1, {BIRDS[1]}/Laysan_82 1",
+        ),
+        table(
+            "images/{}.jpg",
+            f"{BIRDS[0]}/Black_0046_18 0, {BIRDS[1]}/Laysan_0003_1033 1",
+        ),
         BIRDS,
     ),
     "aircraft": (
@@ -125,9 +183,21 @@ IMAGES = {  # what the builders lay out: train, test (path or name → label), c
         counted("cars_test/{:05d}.jpg", [1, 2, 0]),
         CARS,
     ),
-    "cifar10": (counted("train/{:06d}", [6, 9, 1, 6, 8, 0, 0, 6, 1, 8]), counted("test/{:06d}", [3, 8, 9]), CIFAR10),
-    "cifar100": (counted("train/{:06d}", [3, 0, 1, 0, 2]), counted("test/{:06d}", [1, 3]), FRUIT),
-    "svhn": (counted("train_32x32.mat/{:06d}", [1, 9, 0, 2]), counted("test_32x32.mat/{:06d}", [5, 0]), DIGITS),
+    "cifar10": (
+        counted("train/{:06d}", [6, 9, 1, 6, 8, 0, 0, 6, 1, 8]),
+        counted("test/{:06d}", [3, 8, 9]),
+        CIFAR10,
+    ),
+    "cifar100": (
+        counted("train/{:06d}", [3, 0, 1, 0, 2]),
+        counted("test/{:06d}", [1, 3]),
+        FRUIT,
+    ),
+    "svhn": (
+        counted("train_32x32.mat/{:06d}", [1, 9, 0, 2]),
+        counted("test_32x32.mat/{:06d}", [5, 0]),
+        DIGITS,
+    ),
     **{f"domainnet-{domain}": domain_images(domain) for domain in DOMAINS},
     "imagenet": (
         table("train/{1}/{0}.JPEG", f"{TENCH}_26 0, {TENCH}_27 0, {TABBY}_26 1"),
@@ -144,7 +214,7 @@ IMAGES = {  # what the builders lay out: train, test (path or name → label), c
         {"val/cat/0.png": 0, "val/dog/0.png": 1},
         ["cat", "dog"],
     ),
-}  # fmt: skip
+}
 
 
 def labels_of(name):
@@ -162,7 +232,8 @@ def painted_lists(base, name, folder, line, **lists):
         rows = list(IMAGES[name][part].items()) if isinstance(part, int) else part
         images(base, [path for path, _ in rows])
         write(
-            base / f"{file}.txt", *(line(path.removeprefix(folder), label) for path, label in rows)
+            base / f"{file}.txt",
+            *(line(path.removeprefix(folder), label) for path, label in rows),
         )
     return base
 
@@ -172,8 +243,15 @@ def flowers(root, size=(12, 9), **numbers):
     ids = {"trnid": [7, 2], "valid": [5, 1], "tstid": [8, 3, 6, 4]}
     base = root / "flowers-102"
     numbers = {"labels": [77, 1, 102, 1, 5, 77, 102, 5], **ids, **numbers}
-    images(base / "jpg", [f"image_{i + 1:05d}.jpg" for i in range(len(numbers["labels"]))], size)
-    savemat(base / "imagelabels.mat", {"labels": np.array([numbers["labels"]], dtype=np.uint8)})
+    images(
+        base / "jpg",
+        [f"image_{i + 1:05d}.jpg" for i in range(len(numbers["labels"]))],
+        size,
+    )
+    savemat(
+        base / "imagelabels.mat",
+        {"labels": np.array([numbers["labels"]], dtype=np.uint8)},
+    )
     ids = {key: np.array([numbers[key]], dtype=np.uint16) for key in ids}
     savemat(base / "setid.mat", ids)
     return base
@@ -183,7 +261,11 @@ def pets(root):
     base = root / "oxford-iiit-pet"
     lists = {"annotations/trainval": 0, "annotations/test": 1}
     painted_lists(
-        base, "pets", "images/", lambda path, label: f"{path[:-4]} {label + 1} 1 1", **lists
+        base,
+        "pets",
+        "images/",
+        lambda path, label: f"{path[:-4]} {label + 1} 1 1",
+        **lists,
     )
     (base / "images/Abyssinian_100.mat").touch()  # as in the archive
     return base
@@ -204,7 +286,12 @@ def indoor67(root):
     base = root / "indoorCVPR_09"
     images(base / "Images", ["gameroom/in_no_list.jpg"])  # most of the archive
     return painted_lists(
-        base, "indoor67", "Images/", lambda path, _: path, TrainImages=0, TestImages=1
+        base,
+        "indoor67",
+        "Images/",
+        lambda path, _: path,
+        TrainImages=0,
+        TestImages=1,
     )
 
 
@@ -218,8 +305,14 @@ def cub200(root):
         ("image_class_labels", lambda path: {**train, **test}[path] + 1),
         ("train_test_split", lambda path: int(path in train)),
     ):
-        write(base / f"{name}.txt", *(f"{i} {value(path)}" for i, path in numbered.items()))
-    write(base / "classes.txt", *(f"{i} {name}" for i, name in enumerate(BIRDS, start=1)))
+        write(
+            base / f"{name}.txt",
+            *(f"{i} {value(path)}" for i, path in numbered.items()),
+        )
+    write(
+        base / "classes.txt",
+        *(f"{i} {name}" for i, name in enumerate(BIRDS, start=1)),
+    )
     return base
 
 
@@ -229,21 +322,34 @@ def aircraft(root):
     write(base / "variants.txt", *classes)
     lists = {"images_variant_trainval": 0, "images_variant_test": 1}
     return painted_lists(
-        base, "aircraft", "images/", lambda path, label: f"{path[:-4]} {classes[label]}", **lists
+        base,
+        "aircraft",
+        "images/",
+        lambda path, label: f"{path[:-4]} {classes[label]}",
+        **lists,
     )
 
 
 def cars(root):
     base = root / "stanford_cars"
     (base / "devkit").mkdir(parents=True)
-    for file, part in (("devkit/cars_train_annos.mat", 0), ("cars_test_annos_withlabels.mat", 1)):
+    for file, part in (
+        ("devkit/cars_train_annos.mat", 0),
+        ("cars_test_annos_withlabels.mat", 1),
+    ):
         labels = IMAGES["cars"][part]
         images(base, labels)
         records = [
             (39, np.uint8(label + 1), path.rpartition("/")[2]) for path, label in labels.items()
         ]
-        savemat(base / file, {"annotations": structs(("bbox_x1", "class", "fname"), records)})
-    savemat(base / "devkit/cars_meta.mat", {"class_names": np.array([CARS], dtype=object)})
+        savemat(
+            base / file,
+            {"annotations": structs(("bbox_x1", "class", "fname"), records)},
+        )
+    savemat(
+        base / "devkit/cars_meta.mat",
+        {"class_names": np.array([CARS], dtype=object)},
+    )
     return base
 
 
@@ -291,9 +397,18 @@ def cifar100(root):
     train, test = labels_of("cifar100")
     pickled(
         base / "meta",
-        {"fine_label_names": IMAGES["cifar100"][2], "coarse_label_names": ["fish", "fruit"]},
+        {
+            "fine_label_names": IMAGES["cifar100"][2],
+            "coarse_label_names": ["fish", "fruit"],
+        },
     )
-    batch(base / "train", 0, train, key="fine_labels", coarse_labels=[1, 1, 0, 1, 1])
+    batch(
+        base / "train",
+        0,
+        train,
+        key="fine_labels",
+        coarse_labels=[1, 1, 0, 1, 1],
+    )
     batch(base / "test", 50, test, key="fine_labels", coarse_labels=[0, 1])
     return base
 
@@ -320,7 +435,12 @@ def imagenet100(root):
     """An image of each class of the list that comes with idmm, and a class beside them."""
     source = paint(root / "one.JPEG")
     train, test, _ = IMAGES["imagenet100"]
-    for path in [*train, *test, "train/n00000001/1.JPEG", "val/n00000001/1.JPEG"]:
+    for path in [
+        *train,
+        *test,
+        "train/n00000001/1.JPEG",
+        "val/n00000001/1.JPEG",
+    ]:
         (root / path).parent.mkdir(parents=True)
         shutil.copy(source, root / path)
     return root
@@ -333,7 +453,18 @@ def folder(root):
 BUILD = {
     **{
         f.__name__: f
-        for f in (flowers, pets, dtd, indoor67, cub200, aircraft, cars, cifar10, cifar100, svhn)
+        for f in (
+            flowers,
+            pets,
+            dtd,
+            indoor67,
+            cub200,
+            aircraft,
+            cars,
+            cifar10,
+            cifar100,
+            svhn,
+        )
     },
     **{f.__name__: f for f in (imagenet, imagenet100, folder)},
     **{f"domainnet-{domain}": functools.partial(domainnet, domain=domain) for domain in DOMAINS},

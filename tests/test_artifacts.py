@@ -19,7 +19,9 @@ ODD = os.fsdecode(b"\xff.png")  # a name that is no UTF-8
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tree(
-        tmp_path_factory.mktemp("images") / "d", train={"a": 7, "b": 8}, test={"a": 3, "b": 3}
+        tmp_path_factory.mktemp("images") / "d",
+        train={"a": 7, "b": 8},
+        test={"a": 3, "b": 3},
     )
     paint(root / "train/a" / ODD, 5)
     paint(root / "test/b" / ODD, 6)

@@ -30,15 +30,24 @@ SMALL = {  # one of each class, small enough for two cores; the forward pass sta
         "depths": [1, 1, 1, 1],
         "num_heads": [1, 1, 2, 4],
     },
-    "swin_tiny_patch4_window7_224": {"window_size": 2, "embed_dim": 24, "depths": [1, 1, 1, 1]},
+    "swin_tiny_patch4_window7_224": {
+        "window_size": 2,
+        "embed_dim": 24,
+        "depths": [1, 1, 1, 1],
+    },
     "resnet50": {"layers": (1, 1, 1, 1)},
     "t2t_vit_7": {"depth": 2, "token_drop_rate": 0.0},
     "cvt_13": {"depths": (1, 1, 2)},
 }
 ONE_EPOCH = {
-    "data__subset": {"total": 24}, "model__kwargs": {}, "model__drop_path": 0.0, "train__epochs": 1,
-    "train__batch_size": 8, "train__save_minutes": 60, "train__warmup_epochs": 0,
-}  # fmt: skip
+    "data__subset": {"total": 24},
+    "model__kwargs": {},
+    "model__drop_path": 0.0,
+    "train__epochs": 1,
+    "train__batch_size": 8,
+    "train__save_minutes": 60,
+    "train__warmup_epochs": 0,
+}
 
 
 def losses(method, batch, steps=8):
@@ -46,7 +55,10 @@ def losses(method, batch, steps=8):
     torch.manual_seed(1)
     others = {name: (child, 1.0) for name, child in method.named_children() if name != "backbone"}
     optimizer = create_optimizer(
-        method.backbone, others, config.FinetuneTrain(weight_decay=0.0), lr=1e-4
+        method.backbone,
+        others,
+        config.FinetuneTrain(weight_decay=0.0),
+        lr=1e-4,
     )
     values = []
     method.train()
@@ -88,8 +100,17 @@ def test_both_methods_learn_and_weights_move_to_another_size(name):
 
 def pretrain(out, name, **changes):
     """A pretraining of one epoch through the command line; returns the exit code."""
-    views = {"views__crops": [{"count": 2, "scale": [0.3, 1.0]}], "views__size": 32}
-    run = {**ONE_EPOCH, **views, "train__accumulate": 1, "model__name": name, **changes}
+    views = {
+        "views__crops": [{"count": 2, "scale": [0.3, 1.0]}],
+        "views__size": 32,
+    }
+    run = {
+        **ONE_EPOCH,
+        **views,
+        "train__accumulate": 1,
+        "model__name": name,
+        **changes,
+    }
     return inside("pretrain", out, **run)
 
 
@@ -97,8 +118,16 @@ def pretrain(out, name, **changes):
 def test_a_last_batch_of_one_image_passes_batch_norms(tmp_path, size):
     """17 images in batches of 8; at 32 pixels the last map is 1x1, of which batch norm in training
     has no variance."""
-    changes = {"data__subset": {"total": 17}, "stages": [{"size": size}], "train__ema": None}
-    inside_ok("finetune", tmp_path, **{**ONE_EPOCH, **changes, "model__name": "test_resnet"})
+    changes = {
+        "data__subset": {"total": 17},
+        "stages": [{"size": size}],
+        "train__ema": None,
+    }
+    inside_ok(
+        "finetune",
+        tmp_path,
+        **{**ONE_EPOCH, **changes, "model__name": "test_resnet"},
+    )
     tensors = weights(tmp_path)
     counts = {int(tensors[key]) for key in tensors if key.endswith("num_batches_tracked")}
     # those of one value sat out the third batch alone
@@ -113,7 +142,12 @@ def test_runs_of_a_model_with_layers_after_its_pooling(tmp_path, capsys):
     assert pretrain(first, name) == 0
     few = ["--data.subset", "{total: 40}", "--data.workers", 0]
     call_ok(["probe", "--init", first, "--size", 32, *few])
-    changes = {"init": first, "stages": [{"size": 32}], "model__freeze": True, "train__ema": None}
+    changes = {
+        "init": first,
+        "stages": [{"size": 32}],
+        "model__freeze": True,
+        "train__ema": None,
+    }
     inside_ok("finetune", second, **{**ONE_EPOCH, **changes, "model__name": name})
     reports = [line for line in capsys.readouterr().err.splitlines() if "weights loaded" in line]
     assert "0 resized, 0 dropped, 2 fresh" in reports[-1]
@@ -131,7 +165,11 @@ def test_models_that_cannot_serve_are_refused(tmp_path, capsys):
     kwargs = {**VIT, "global_pool": ""}
     out = tmp_path / "run"
     kwargs |= {"img_size": 32, "num_classes": 0}
-    init = a_run(tmp_path / "init", model=timm.create_model(name, **kwargs), kwargs=kwargs)
+    init = a_run(
+        tmp_path / "init",
+        model=timm.create_model(name, **kwargs),
+        kwargs=kwargs,
+    )
 
     def fault(code):
         line = capsys.readouterr().err.splitlines()[-1]
@@ -142,7 +180,12 @@ def test_models_that_cannot_serve_are_refused(tmp_path, capsys):
     why = "returns [1, 5, 48] for an image, expected pooled features, [1, d]"
     line = f"model.name: {name!r} with its model.kwargs {why}"
     assert fault(pretrain(out, name, model__kwargs={**VIT, "global_pool": ""})) == line
-    tuning = {"init": init, "model__name": None, "model__kwargs": None, "stages": [{"size": 32}]}
+    tuning = {
+        "init": init,
+        "model__name": None,
+        "model__kwargs": None,
+        "stages": [{"size": 32}],
+    }
     assert fault(inside("finetune", out, **tuning)) == line
     assert fault(call(["probe", "--init", init, "--data.workers", 0])) == line
     line = fault(call(["probe", "--init", init, "--size", 20]))

@@ -19,7 +19,12 @@ from idmm.data.loaders import EvalTransform
 from idmm.data.view_plan import ORDERS
 
 ALL = dict(vflip=0.5, rotate90=True)
-STRONG = dict(jitter=[0.8, 0.8, 0.0, 0.0], jitter_prob=0.9, grey_prob=0.0, solarize_prob=0.3)
+STRONG = dict(
+    jitter=[0.8, 0.8, 0.0, 0.0],
+    jitter_prob=0.9,
+    grey_prob=0.0,
+    solarize_prob=0.3,
+)
 
 
 class Bands(Store):
@@ -48,7 +53,14 @@ def naive_bands(image, plan, v, size):
     planes = []
     for plane in unit(image):
         x = tv.resized_crop(
-            plane[None], top, left, height, width, [size, size], tv.InterpolationMode.BICUBIC, True
+            plane[None],
+            top,
+            left,
+            height,
+            width,
+            [size, size],
+            tv.InterpolationMode.BICUBIC,
+            True,
         )
         x = clip(x)
         x = x.flip(-1) if plan.flip[v] else x
@@ -80,7 +92,11 @@ def normalised(view, mean, std):
 
 @pytest.mark.parametrize(("channels", "dtype", "asked"), [(1, np.uint8, {}), (5, np.uint16, ALL)])
 def test_views_of_bands_are_a_naive_loops(channels, dtype, asked):
-    store, (mean, std), indices = Bands(channels, dtype), norms(channels), np.arange(10)
+    store, (mean, std), indices = (
+        Bands(channels, dtype),
+        norms(channels),
+        np.arange(10),
+    )
     group = CropGroup(count=3, scale=[0.2, 1.0], **STRONG, **asked)
     plan = draw_group(group, Views(), 3, indices, store.sizes)
     assert 0 < plan.solarize.sum() < 30

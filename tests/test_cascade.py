@@ -55,7 +55,12 @@ def moved(box, offsets, weights):
     y = box[1] + height / 2 + offsets[1] / weights[1] * height
     new_width = width * math.exp(offsets[2] / weights[2])
     new_height = height * math.exp(offsets[3] / weights[3])
-    corners = [x - new_width / 2, y - new_height / 2, x + new_width / 2, y + new_height / 2]
+    corners = [
+        x - new_width / 2,
+        y - new_height / 2,
+        x + new_width / 2,
+        y + new_height / 2,
+    ]
     return [min(max(corner, 0.0), float(SIDE)) for corner in corners]
 
 
@@ -100,7 +105,12 @@ def test_losses_are_those_of_a_plain_loop(scene):
                 overlaps = [overlap(box, true) for true in target["boxes"].tolist()]
                 best = max(range(len(overlaps)), key=overlaps.__getitem__)
                 label = int(target["labels"][best]) if overlaps[best] >= iou else 0
-                rows.append((label, offsets_between(box, target["boxes"][best].tolist(), weights)))
+                rows.append(
+                    (
+                        label,
+                        offsets_between(box, target["boxes"][best].tolist(), weights),
+                    )
+                )
         pooled = head.box_roi_pool(maps, [torch.tensor(boxes) for boxes in per_image], sizes)
         logits, offsets = head.box_predictor(head.box_head(pooled))
         for n, (label, true) in enumerate(rows):
@@ -144,4 +154,9 @@ def test_every_head_learns_and_all_agree_on_the_masks():
             overlaps = torch.tensor([overlap(one, box) for one in detection["boxes"].tolist()])
             matches = (overlaps > 0.5) & (detection["labels"] == label)
             assert detection["scores"][matches].max() > 0.3
-        assert detection["masks"].shape == (len(detection["boxes"]), 1, 28, 28)
+        assert detection["masks"].shape == (
+            len(detection["boxes"]),
+            1,
+            28,
+            28,
+        )

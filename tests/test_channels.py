@@ -10,7 +10,16 @@ import pytest
 import tifffile
 import torch
 from folders import HOW, TINY, faults, opened, section
-from helpers import call, inside, inside_ok, logged, metrics, read, refused, same
+from helpers import (
+    call,
+    inside,
+    inside_ok,
+    logged,
+    metrics,
+    read,
+    refused,
+    same,
+)
 from test_resume import stop_at
 
 from idmm.data.formats import BadImage
@@ -26,7 +35,9 @@ def tif(array, **options):
     """[H, W, C] as a TIFF of samples side by side, or as ``options`` say."""
     file = io.BytesIO()
     tifffile.imwrite(
-        file, array, **{"photometric": "minisblack", "planarconfig": "contig", **options}
+        file,
+        array,
+        **{"photometric": "minisblack", "planarconfig": "contig", **options},
     )
     return file.getvalue()
 
@@ -145,12 +156,21 @@ def five(root, train=6, test=2, seed=0, **splits):
     for split, count in {"train": train, "val": test}.items():
         for c, name in enumerate("ab"):
             for i in range(count):
-                values = noise(5, 4, 4, low=100 + 500 * c, high=4000, seed=[seed, c, i, len(split)])
+                values = noise(
+                    5,
+                    4,
+                    4,
+                    low=100 + 500 * c,
+                    high=4000,
+                    seed=[seed, c, i, len(split)],
+                )
                 values[2] //= 3
                 path = root / split / name / f"{i}.tif"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 tifffile.imwrite(
-                    path, np.kron(values, np.ones((1, 5, 6), np.uint16)), photometric="minisblack"
+                    path,
+                    np.kron(values, np.ones((1, 5, 6), np.uint16)),
+                    photometric="minisblack",
                 )
     return root
 
@@ -173,7 +193,15 @@ def test_what_cannot_be_used_is_named_and_nothing_is_run(tmp_path, capsys):
     }
     for name, (content, _) in bad.items():
         (root / "train/a" / name).write_bytes(content)
-    argv = ["pretrain", "--data.root", root, "--data.in_chans", 5, "--out", tmp_path / "run"]
+    argv = [
+        "pretrain",
+        "--data.root",
+        root,
+        "--data.in_chans",
+        5,
+        "--out",
+        tmp_path / "run",
+    ]
     lines = refused(capsys, argv)
     head = f"data.root: {len(bad)} of {12 + len(bad)} images cannot be used {HOW}"
     assert head in "\n".join(lines)
@@ -204,16 +232,37 @@ def test_bands_that_are_not_there_and_pictures_that_are_none(root, capsys, tmp_p
     kinds = "expected a page of grey, RGB or RGBA, or --data.in_chans 5"
     assert reason() == f"a TIFF of 5 channels (MINISBLACK), {kinds}"
     for flags, line in {
-        ("--data.in_chans", "0"): "data.in_chans: got 0, expected greater than or equal to 1",
-        ("--data.bands", "[-1]"): "data.bands[0]: got -1, expected greater than or equal to 0",
-        ("--data.bands", "[0, 1]", "--data.in_chans", "3"):
-            "data.in_chans: got 3 for 2 bands, expected 2, or no in_chans",
-        ("--data.in_chans", "5", "--data.mean", "[0.5]"):
-            "data.mean: 1 values for 5 channels, expected one per channel",
-        ("--data.in_chans", "5", "--data.range", "[[0, 1]]"):
-            "data.range: 1 ranges, expected one per channel, 5",
-        ("--data.range", "[[0, 1], [0, 1], [0, 1]]"): "data.range: 3 ranges, expected one for pictures, [low, high]",
-    }.items():  # fmt: skip
+        (
+            "--data.in_chans",
+            "0",
+        ): "data.in_chans: got 0, expected greater than or equal to 1",
+        (
+            "--data.bands",
+            "[-1]",
+        ): "data.bands[0]: got -1, expected greater than or equal to 0",
+        (
+            "--data.bands",
+            "[0, 1]",
+            "--data.in_chans",
+            "3",
+        ): "data.in_chans: got 3 for 2 bands, expected 2, or no in_chans",
+        (
+            "--data.in_chans",
+            "5",
+            "--data.mean",
+            "[0.5]",
+        ): "data.mean: 1 values for 5 channels, expected one per channel",
+        (
+            "--data.in_chans",
+            "5",
+            "--data.range",
+            "[[0, 1]]",
+        ): "data.range: 1 ranges, expected one per channel, 5",
+        (
+            "--data.range",
+            "[[0, 1], [0, 1], [0, 1]]",
+        ): "data.range: 3 ranges, expected one for pictures, [low, high]",
+    }.items():
         assert refused(capsys, ["pretrain", "--out", tmp_path / "x", *flags]) == [line]
 
 
@@ -280,4 +329,7 @@ def test_a_run_goes_on_with_what_it_measured(runs, tmp_path, capsys):
 
 def test_the_std_of_a_constant_channel_is_1():
     constant = np.full((2, 3, 4), 7, np.uint8)
-    assert mean_and_std(moments(constant, grey=False)) == ([0.027451] * 2, [1.0] * 2)
+    assert mean_and_std(moments(constant, grey=False)) == (
+        [0.027451] * 2,
+        [1.0] * 2,
+    )

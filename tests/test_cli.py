@@ -17,7 +17,18 @@ import safetensors.torch
 import timm
 import yaml
 from folders import faults
-from helpers import ROOT, STAGES, call, call_ok, flags, inside, inside_ok, metrics, read, refused
+from helpers import (
+    ROOT,
+    STAGES,
+    call,
+    call_ok,
+    flags,
+    inside,
+    inside_ok,
+    metrics,
+    read,
+    refused,
+)
 
 import idmm
 from idmm.cli import COMMANDS, main
@@ -27,10 +38,12 @@ from idmm.config.schema import flags_of
 
 KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 BOTH = pytest.mark.parametrize("stage", list(STAGES))
-COMMON = """config out seed init resume data.name data.root data.workers model.name model.kwargs train.epochs
-    train.batch_size train.lr train.weight_decay train.warmup_epochs train.precision train.device""".split()
+COMMON = """config out seed init resume data.name data.root data.workers model.name model.kwargs
+    train.epochs train.batch_size train.lr train.weight_decay train.warmup_epochs train.precision
+    train.device""".split()
 CONTRACT = {  # flags that must exist under exactly these names
-    "pretrain": """method.name method.label_smoothing method.cutmix_alpha method.classifier method.classifier_lr_scale
+    "pretrain": """method.name method.label_smoothing method.cutmix_alpha method.classifier
+        method.classifier_lr_scale
         method.classifier_init views.size views.crops""".split(),
     "finetune": ["stages", "model.freeze", "train.size"],
 }
@@ -54,9 +67,11 @@ def parsed(*argv, kind=PretrainConfig):
 
 
 OUTPUTS = {
-    "pretrain": "config.yaml metrics.jsonl result.json log.txt last backbone.safetensors backbone.json curves.png",
-    "finetune": """config.yaml metrics.jsonl result.json log.txt last backbone.safetensors backbone.json curves.png
-        model.safetensors model.json per_class.csv predictions.csv confusion.png mistakes.csv mistakes.png split.csv""",
+    "pretrain": """config.yaml metrics.jsonl result.json log.txt last backbone.safetensors
+        backbone.json curves.png""",
+    "finetune": """config.yaml metrics.jsonl result.json log.txt last backbone.safetensors
+        backbone.json curves.png model.safetensors model.json per_class.csv predictions.csv
+        confusion.png mistakes.csv mistakes.png split.csv""",
 }
 
 
@@ -82,16 +97,23 @@ def test_files_of_a_run(stage, whole):
     last = metrics(out)[-1]
     assert {"epoch", "stage", "step", "loss", "lr"} <= set(last)
     if stage == "finetune":
-        assert (result["top1"], result["top5"]) == (last["top1"], last["top5"])
+        assert (result["top1"], result["top5"]) == (
+            last["top1"],
+            last["top5"],
+        )
         assert read(out / "model.json")["classes"] == [str(n) for n in range(10)]
 
 
 FAULTS = {
     "flag of other commands": (
         "--augment.flip 0",
-        "--augment.flip: unknown flag of this command, it belongs to idmm finetune, idmm detect, idmm segment",
+        "--augment.flip: unknown flag of this command, it belongs to idmm finetune, idmm "
+        "detect, idmm segment",
     ),
-    "stray word": (". runs/a", "runs/a: unexpected argument. Values follow their --flag."),
+    "stray word": (
+        ". runs/a",
+        "runs/a: unexpected argument. Values follow their --flag.",
+    ),
     "an unset variable": (
         ["--init", ""],
         "init: empty value (unset shell variable?), expected null for none",
@@ -101,12 +123,22 @@ FAULTS = {
         f"data.root: '{300 * 'a'}' does not exist, expected a folder of images",
     ),
     "missing file": ("--config", "--config: expected a FILE"),
-    "not finite": ("--train.lr nan", "train.lr: got 'nan', expected a finite number"),
-    "a negative number": ("--train.lr -1e-3", "train.lr: got -0.001, expected greater than 0"),
-    "no such choice": ("--resume maybe", "resume: got 'maybe', expected 'auto', 'never' or 'must'"),
+    "not finite": (
+        "--train.lr nan",
+        "train.lr: got 'nan', expected a finite number",
+    ),
+    "a negative number": (
+        "--train.lr -1e-3",
+        "train.lr: got -0.001, expected greater than 0",
+    ),
+    "no such choice": (
+        "--resume maybe",
+        "resume: got 'maybe', expected 'auto', 'never' or 'must'",
+    ),
     "no such method": (
         "--method.name simclr2",
-        "method.name: got 'simclr2', expected one of 'idmm', 'simclr', 'supcon', 'mocov2', 'mocov3', 'dino', "
+        "method.name: got 'simclr2', expected one of 'idmm', 'simclr', 'supcon', "
+        "'mocov2', 'mocov3', 'dino', "
         "'supervised'",
     ),
     "option of another method": (
@@ -125,10 +157,14 @@ FAULTS = {
         ["--data.range", "[5, 5]"],
         "data.range: got [5, 5], expected auto or [low, high] with low < high",
     ),
-    "too short a list": ("--data.mean []", "data.mean: got [], expected at least 1 item"),
+    "too short a list": (
+        "--data.mean []",
+        "data.mean: got [], expected at least 1 item",
+    ),
     "flag that is no YAML": (
         "--model.kwargs {a",
-        "model.kwargs: got '{a', which is not YAML (expected ',' or '}', but got '<stream end>', line 1)",
+        "model.kwargs: got '{a', which is not YAML (expected ',' or '}', but got "
+        "'<stream end>', line 1)",
     ),
 }
 FILES = {
@@ -158,12 +194,18 @@ FILES = {
         "--config: '{path}' is not YAML: it is nested too deeply",
     ),
     "escape sequences": ('"\\e[31mx": 1', "\\x1b[31mx: unknown key"),
-    "a list": ("- 1", "--config: '{path}' holds a list, expected a mapping of keys"),
+    "a list": (
+        "- 1",
+        "--config: '{path}' holds a list, expected a mapping of keys",
+    ),
     "not UTF-8": (
         b"name: \xff\xfe",
         "--config: cannot read '{path}' (not UTF-8 text), expected a YAML file",
     ),
-    "a folder": (None, "--config: cannot read '{path}' (Is a directory), expected a YAML file"),
+    "a folder": (
+        None,
+        "--config: cannot read '{path}' (Is a directory), expected a YAML file",
+    ),
 }
 
 
@@ -189,19 +231,37 @@ def test_all_faults_at_once(tmp_path, capsys):
     """Of the files, the flags and the values, a line each, together, and no run begins."""
     path = written(tmp_path, "train: {epoch: 3, lr: fast}\nviews: {crops: [{cont: 1}]}\n")
     out = tmp_path / "run"
-    argv = ["pretrain", "--out", out, "--config", path, "--config", "none.yaml", "--sed", "3"]
-    argv += ["--train.batch_size", "0", "--method.classifier", "cosin", "--train.warmup_epochs"]
+    argv = [
+        "pretrain",
+        "--out",
+        out,
+        "--config",
+        path,
+        "--config",
+        "none.yaml",
+        "--sed",
+        "3",
+    ]
+    argv += [
+        "--train.batch_size",
+        "0",
+        "--method.classifier",
+        "cosin",
+        "--train.warmup_epochs",
+    ]
     lines = refused(capsys, argv)
-    assert sorted(lines) == sorted([
-        "--config: cannot read 'none.yaml' (No such file or directory), expected a YAML file",
-        "--sed: unknown flag. Did you mean '--seed'?",
-        "--train.warmup_epochs: expected a value (FLOAT)",
-        "train.batch_size: got 0, expected greater than or equal to 1",
-        "train.epoch: unknown key. Did you mean 'train.epochs'?",
-        "train.lr: got 'fast', expected a number",
-        "method.classifier: got 'cosin', expected 'linear' or 'cosine'",
-        "views.crops[0].cont: unknown key. Did you mean 'views.crops[0].count'?",
-    ])  # fmt: skip
+    assert sorted(lines) == sorted(
+        [
+            "--config: cannot read 'none.yaml' (No such file or directory), expected a YAML file",
+            "--sed: unknown flag. Did you mean '--seed'?",
+            "--train.warmup_epochs: expected a value (FLOAT)",
+            "train.batch_size: got 0, expected greater than or equal to 1",
+            "train.epoch: unknown key. Did you mean 'train.epochs'?",
+            "train.lr: got 'fast', expected a number",
+            "method.classifier: got 'cosin', expected 'linear' or 'cosine'",
+            "views.crops[0].cont: unknown key. Did you mean 'views.crops[0].count'?",
+        ]
+    )
     assert not out.exists()
 
 
@@ -243,7 +303,10 @@ def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch
     assert second == f"stages[1].size: image size 20x20: {tail}"
     assert fourth == f"stages[3].size: image size 9x9: {tail}"
     assert third.startswith("drloc.weight: at 8 px the final grid is 1x1")
-    for stage, size in (("finetune", "train.size"), ("pretrain", "views.size")):
+    for stage, size in (
+        ("finetune", "train.size"),
+        ("pretrain", "views.size"),
+    ):
         changes = {"stages": None, size: 20}
         assert inside(stage, tmp_path / stage, **changes) == 2
         line = capsys.readouterr().err.splitlines()[-1]
@@ -254,20 +317,41 @@ def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch
 
 
 def test_yaml_as_people_expect_it(tmp_path):
-    text = "data: {cache: off}\nmethod:\nmodel: {name: no}\nviews: {crops: [&one {count: 1}, {<<: *one}]}\n"
+    text = "data: {cache: off}\nmethod:\nmodel: {name: no}\n"
+    text += "views: {crops: [&one {count: 1}, {<<: *one}]}\n"
     path = written(
-        tmp_path, text + "train: {ema: .5, weight_decay: 1e-3, epochs: 010}\nout: ~/run\n"
+        tmp_path,
+        text + "train: {ema: .5, weight_decay: 1e-3, epochs: 010}\nout: ~/run\n",
     )
     config = parsed(
-        "--config", path,
-        "--train.lr", "1e-3", "--train.compile", "--data.root", "1e3", "--train.clip_grad",
-        "null", "--views.jitter=[0,0,0,0]", "--model.kwargs", "{embed_dim: 96, act: off}",
-        "--data.subset.fraction", ".5",
-    )  # fmt: skip
+        "--config",
+        path,
+        "--train.lr",
+        "1e-3",
+        "--train.compile",
+        "--data.root",
+        "1e3",
+        "--train.clip_grad",
+        "null",
+        "--views.jitter=[0,0,0,0]",
+        "--model.kwargs",
+        "{embed_dim: 96, act: off}",
+        "--data.subset.fraction",
+        ".5",
+    )
     data = config.data
     train = config.train
-    assert (data.cache, data.root, data.subset.fraction) == ("off", "1e3", 0.5)
-    assert (train.lr, train.ema, train.weight_decay, train.epochs) == (1e-3, 0.5, 1e-3, 10)
+    assert (data.cache, data.root, data.subset.fraction) == (
+        "off",
+        "1e3",
+        0.5,
+    )
+    assert (train.lr, train.ema, train.weight_decay, train.epochs) == (
+        1e-3,
+        0.5,
+        1e-3,
+        10,
+    )
     assert (train.compile, train.clip_grad) == (True, None)
     assert config.views.jitter == [0, 0, 0, 0]
     assert config.model.name == "no"
@@ -283,9 +367,18 @@ WORDS = {
         ["similar", "q", "x", "--init", "a", "y"],
         {"query": "q", "paths": ["x", "y"]},
     ),
-    "behind a switch": (["train", "--out", "o", "--compare", "true.png"], {"compare": True}),
-    "in YAML's letters": (["predict", "--init", "a", "null", "[x]"], {"paths": ["null", "[x]"]}),
-    "behind the flags": (["data", "check", "--out", "3", "digits"], {"name": "digits", "out": "3"}),
+    "behind a switch": (
+        ["train", "--out", "o", "--compare", "true.png"],
+        {"compare": True},
+    ),
+    "in YAML's letters": (
+        ["predict", "--init", "a", "null", "[x]"],
+        {"paths": ["null", "[x]"]},
+    ),
+    "behind the flags": (
+        ["data", "check", "--out", "3", "digits"],
+        {"name": "digits", "out": "3"},
+    ),
 }
 
 
@@ -304,12 +397,19 @@ def test_flags_over_files_over_earlier_files(tmp_path):
         "first.yaml",
     )
     second = written(
-        tmp_path, "train: {lr: 0.2, batch_size: 8}\nmodel: {kwargs: {c: 3}}\n", "second.yaml"
+        tmp_path,
+        "train: {lr: 0.2, batch_size: 8}\nmodel: {kwargs: {c: 3}}\n",
+        "second.yaml",
     )
     files = ["--config", first, "--config", second]
     config = parsed("--train.batch_size", "16", *files, "--seed", "9")
     train = config.train
-    assert (config.seed, train.lr, train.epochs, train.batch_size) == (9, 0.2, 5, 16)
+    assert (config.seed, train.lr, train.epochs, train.batch_size) == (
+        9,
+        0.2,
+        5,
+        16,
+    )
     assert config.model.kwargs == {"c": 3}, "a model's arguments are replaced as one"
     assert parsed("--config", second, "--config", first).train.lr == 0.1
 
@@ -355,18 +455,35 @@ def test_every_help_text_is_short_and_names_a_default(kind, capsys):
 @pytest.mark.parametrize(
     ("words", "flag"),
     {
-        "pretrain": "--method.classifier_lr_scale", "transfer": "--ray.address", "fewlabel": "--per_class",
+        "pretrain": "--method.classifier_lr_scale",
+        "transfer": "--ray.address",
+        "fewlabel": "--per_class",
         "data check": "--exclude",
     }.items(),
-)  # fmt: skip
+)
 def test_help_is_quick_and_imports_no_torch(words, flag):
-    code = f"import sys; from idmm.cli import main\ntry: main({words.split()} + ['--help'])\nexcept SystemExit: pass\n"
-    heavy = {"torch", "timm", "torchvision", "accelerate", "numpy", "matplotlib", "sklearn"}
+    call = f"main({[*words.split(), '--help']})"
+    code = f"import sys; from idmm.cli import main\ntry: {call}\nexcept SystemExit: pass\n"
+    heavy = {
+        "torch",
+        "timm",
+        "torchvision",
+        "accelerate",
+        "numpy",
+        "matplotlib",
+        "sklearn",
+    }
     begun = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", f"{code}sys.exit(', '.join(sys.modules.keys() & {heavy}) or 0)"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            f"{code}sys.exit(', '.join(sys.modules.keys() & {heavy}) or 0)",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert flag in done.stdout
     assert time.perf_counter() - begun < 5  # a second, on a machine that does nothing else
@@ -407,7 +524,8 @@ def test_python_interface_reports_all_faults():
 def test_asked_to_stop_before_a_run_listens(monkeypatch, capsys):
     odd = os.fsdecode(b"caf\xe9.png")  # no UTF-8, which a strict stream refuses
     monkeypatch.setattr(
-        "idmm.cli._run", lambda *_: (print(odd), os.kill(os.getpid(), signal.SIGTERM))
+        "idmm.cli._run",
+        lambda *_: (print(odd), os.kill(os.getpid(), signal.SIGTERM)),
     )
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -439,11 +557,23 @@ def test_no_temporary_folder(monkeypatch, capsys):
 
 
 def test_front_door_knows_its_names():
-    calls = {"train", "pretrain", "finetune", "detect", "segment", "probe", "transfer", "embed"}
+    calls = {
+        "train",
+        "pretrain",
+        "finetune",
+        "detect",
+        "segment",
+        "probe",
+        "transfer",
+        "embed",
+    }
     calls |= {"load_backbone", "load_classifier"}
     assert set(idmm.__all__) == calls | {"data", "losses", "models"}
     assert all(f"idmm.{name}(" in idmm.__doc__ for name in calls)
-    for name in [*idmm.__all__, *re.findall(r"``idmm\.([\w.]+)``", idmm.__doc__)]:
+    for name in [
+        *idmm.__all__,
+        *re.findall(r"``idmm\.([\w.]+)``", idmm.__doc__),
+    ]:
         assert functools.reduce(getattr, name.split("."), idmm) is not None
     with pytest.raises(AttributeError, match="module 'idmm' has no attribute 'pretrian'"):
         _ = idmm.pretrian

@@ -56,7 +56,9 @@ def supcon(method, data, temperature, label):
 def test_simclr(images):
     method = make("simclr", temperature=0.3).double()
     loss = assert_same_loss(
-        method, batch(2, images=images), lambda m, g: supcon(m, g, 0.3, range(images))
+        method,
+        batch(2, images=images),
+        lambda m, g: supcon(m, g, 0.3, range(images)),
     )
     assert (loss == 0) == (images == 1), "one image has nobody to be told from"
 
@@ -65,7 +67,9 @@ def test_simclr(images):
 def test_supcon(counts, images, temperature):
     method = make("supcon", temperature=temperature).double()
     assert_same_loss(
-        method, batch(*counts, images=images), lambda m, g: supcon(m, g, temperature, g["label"])
+        method,
+        batch(*counts, images=images),
+        lambda m, g: supcon(m, g, temperature, g["label"]),
     )
 
 
@@ -88,7 +92,13 @@ def apart(method):
     """Moves the trained modules away from the momentum encoder, which starts as their copy."""
     with torch.no_grad():
         for p in [*method.backbone.parameters(), *method.head.parameters()]:
-            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+            p.add_(
+                0.05
+                * torch.randn(
+                    p.shape,
+                    generator=torch.Generator().manual_seed(p.numel()),
+                )
+            )
     return method
 
 
@@ -99,7 +109,10 @@ def test_mocov2_and_its_queue():
     bank = method.loss.memory_bank
     expected = bank.bank.clone()
     torch.testing.assert_close(
-        expected.norm(dim=1), torch.ones(9, dtype=torch.float64), rtol=1e-6, atol=0
+        expected.norm(dim=1),
+        torch.ones(9, dtype=torch.float64),
+        rtol=1e-6,
+        atol=0,
     )
     # three batches of 4 fill nine places, the third has room for one
     for step, at in enumerate([0, 4, 8, 0, 4]):
@@ -149,7 +162,8 @@ def mocov3(method, data, temperature):
 
 
 @pytest.mark.parametrize(
-    ("backbone", "images", "temperature"), [(None, 4, 0.7), ("resnet10t", 5, 0.2)]
+    ("backbone", "images", "temperature"),
+    [(None, 4, 0.7), ("resnet10t", 5, 0.2)],
 )
 def test_mocov3(images, backbone, temperature):
     """In values and gradients; a backbone that has batch norms sees a crop at a time, too."""
@@ -187,7 +201,11 @@ def test_dino(counts, groups):
     method.loss.center.copy_(center)
     data = batch(*counts)
     assert_same_loss(
-        method, data, lambda m, g: dino(m, g, center, 0.07, groups=groups), epoch=3, **NEARLY
+        method,
+        data,
+        lambda m, g: dino(m, g, center, 0.07, groups=groups),
+        epoch=3,
+        **NEARLY,
     )
     difference = dino(method, data, 0.0, 0.07) - dino(method, data, center, 0.07)
     assert difference.abs() > 1e-3, "the centre counts"
@@ -218,7 +236,9 @@ def test_dino_teachers_temperature_rises_over_the_warmup():
     for epoch, sharp in ((0, 0.04), (1.5, 0.06), (3, 0.08), (7, 0.08)):
         method.loss.center.zero_()
         torch.testing.assert_close(
-            method(data, 0, epoch)["loss"], dino(method, data, 0.0, sharp), **NEARLY
+            method(data, 0, epoch)["loss"],
+            dino(method, data, 0.0, sharp),
+            **NEARLY,
         )
 
 
@@ -231,7 +251,10 @@ def test_dino_holds_its_last_layer_still_in_the_first_epochs():
         method.before_step(epoch)
         (last,) = (p for p in method.head.last_layer.parameters() if p.requires_grad)
         assert (last.grad is not None) == moves
-        for p in (*method.backbone.parameters(), *method.head.layers.parameters()):
+        for p in (
+            *method.backbone.parameters(),
+            *method.head.layers.parameters(),
+        ):
             assert p.grad is not None
 
 
@@ -248,7 +271,10 @@ def test_supervised_with_cutmix():
             log_p = method.classifier(method.backbone(mix_images(flat, mix))).log_softmax(1)
             for i in range(len(flat)):
                 target = torch.zeros(3, dtype=torch.float64)
-                for share, y in ((mix.lam, label[i]), (1 - mix.lam, label[mix.partner[i]])):
+                for share, y in (
+                    (mix.lam, label[i]),
+                    (1 - mix.lam, label[mix.partner[i]]),
+                ):
                     target += share * (0.9 * F.one_hot(y, 3).double() + 0.1 / 3)
                 total = total - (target * log_p[i]).sum() / len(flat)
         return total
@@ -317,7 +343,8 @@ RISING = [1 - 0.1 * (math.cos(math.pi * step / 10) + 1) / 2 for step in range(10
 
 
 @pytest.mark.parametrize(
-    ("name", "momenta"), [("mocov2", CONSTANT), ("mocov3", RISING), ("dino", RISING)]
+    ("name", "momenta"),
+    [("mocov2", CONSTANT), ("mocov3", RISING), ("dino", RISING)],
 )
 def test_the_momentum_encoder_is_an_average_of_what_it_follows(name, momenta):
     method = make(name, info=run_info(11, steps=10), momentum=0.9)

@@ -102,6 +102,9 @@ def test_pretraining_stays_on_the_device(name, request):
 def test_backbones_stay_on_the_device(backbone, request):
     size = SIZES[backbone]
     method = Finetune(create_backbone(backbone, size, num_classes=3), config.Augment()).train()
-    batch = {"images": torch.randn(4, 3, size, size), "label": torch.tensor([2, 0, 2, 1])}
+    batch = {
+        "images": torch.randn(4, 3, size, size),
+        "label": torch.tensor([2, 0, 2, 1]),
+    }
     mode = request.getfixturevalue("mode")
     step(sent(method, mode), to_gpu(batch, mode))

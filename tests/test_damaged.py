@@ -50,7 +50,15 @@ def test_a_damaged_file_is_named_with_the_remedy(finished, kind, tmp_path, capsy
         file.write_text(SPOILED[kind]('{"a": 1}'))
         argv = {
             "report": ["report", run],
-            "export": ["export", "--init", run, "--format", "timm", "--out", tmp_path / "out"],
+            "export": [
+                "export",
+                "--init",
+                run,
+                "--format",
+                "timm",
+                "--out",
+                tmp_path / "out",
+            ],
             "predict": ["predict", "--init", run, root / "test"],
         }
         capsys.readouterr()
@@ -93,7 +101,10 @@ def test_a_model_that_loads_weights_by_itself_is_refused(finished, where, tmp_pa
     info["kwargs"] |= loads
     if where == "inside":
         network = {"name": "resnet10t", "kwargs": loads, "size": 32}
-        info |= {"name": "hog_conv", "kwargs": {"num_classes": 2, "frozen": network}}
+        info |= {
+            "name": "hog_conv",
+            "kwargs": {"num_classes": 2, "frozen": network},
+        }
     (run / "model.json").write_text(json.dumps(info))
     (line,) = refused(capsys, ["predict", "--init", run, finished[1] / "test"])
     assert line.endswith(" has pretrained, but weights come from --init. Leave it out")
@@ -114,7 +125,15 @@ def test_a_model_without_timms_interface_is_refused(tmp_path, capsys):
         return Bare()
 
     bare_model.__module__ = sys.modules[__name__].__name__
-    assert inside("finetune", tmp_path / "run", model__name="bare_model", model__kwargs=None) == 2
+    assert (
+        inside(
+            "finetune",
+            tmp_path / "run",
+            model__name="bare_model",
+            model__kwargs=None,
+        )
+        == 2
+    )
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(
         "model.name: 'bare_model' has no method forward_features, forward_head, "

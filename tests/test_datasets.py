@@ -67,10 +67,19 @@ def test_labelled_folder_with_nesting_hidden_files_and_links(tmp_path, caplog):
 
 def test_links_bring_no_image_to_evaluate_on_into_training(tmp_path, caplog):
     """To the root, to a folder of test, to its images, from every folder that training reads."""
-    root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 2, "b": 2}, unlabelled={"": 1})
+    root = tree(
+        tmp_path / "d",
+        train={"a": 2, "b": 2},
+        test={"a": 2, "b": 2},
+        unlabelled={"": 1},
+    )
     for folder in (root / "train/a", root / "unlabelled"):
         (folder / "1.png").unlink(missing_ok=True)
-        links = {"root": root, "test": root / "test/a", "1.png": root / "test/a/1.png"}
+        links = {
+            "root": root,
+            "test": root / "test/a",
+            "1.png": root / "test/a/1.png",
+        }
         for name, target in (links | {"gone.png": tmp_path / "gone.png"}).items():
             (folder / name).symlink_to(target)
     (tmp_path / "outside").symlink_to(paint(tmp_path / "pool/9.png").parent)
@@ -100,7 +109,12 @@ def test_what_is_no_regular_file_is_not_waited_for(kind, tmp_path, capsys):
 
 
 def test_val_and_test_both_or_one(tmp_path, caplog):
-    root = tree(tmp_path, train={"x": 2, "y": 2}, val={"x": 1, "y": 1}, test={"x": 2, "y": 2})
+    root = tree(
+        tmp_path,
+        train={"x": 2, "y": 2},
+        val={"x": 1, "y": 1},
+        test={"x": 2, "y": 2},
+    )
     data = section(root, val_fraction=0.5)
 
     def sizes():
@@ -245,7 +259,11 @@ def test_pretraining_takes_any_tree_and_warns_of_val_fraction(tmp_path, caplog):
 def test_pretraining_never_sees_test_images(tmp_path):
     root = tree(tmp_path, train={"x": 2, "y": 1}, test={"x": 1, "y": 1})
     splits = list_images(section(root), labelled=False)
-    assert splits.train.names == ["train/x/0.png", "train/x/1.png", "train/y/0.png"]
+    assert splits.train.names == [
+        "train/x/0.png",
+        "train/x/1.png",
+        "train/y/0.png",
+    ]
     assert splits.train.labels.tolist() == [0, 0, 1]
     assert splits.train.classes == ["x", "y"]
     assert splits.test.names == ["test/x/0.png", "test/y/0.png"]
@@ -309,7 +327,11 @@ def test_subset_faults():
     bare = "these images have no labels, expected total or fraction"
     for images, subset, line in (
         (split, {"per_class": 6}, f"per_class: {few}"),
-        (split, {"total": 20}, "total: 20 is more than the 19 training images"),
+        (
+            split,
+            {"total": 20},
+            "total: 20 is more than the 19 training images",
+        ),
         (unlabelled(split), {"per_class": 1}, f"per_class: {bare}"),
     ):
         assert faults(draw_subset, images, config.Subset(**subset)) == [f"data.subset.{line}"]

@@ -30,11 +30,18 @@ def test_the_demo_says_what_was_found_and_draws_it(gain, code, tmp_path, capsys,
     monkeypatch.setattr(demo, "train", train)
     assert call(["demo", "--out", out, "--seeds", 2]) == code
     printed = capsys.readouterr()
-    assert [(one.seed, one.data.labelled.seed) for one in asked] == [(0, 0), (1, 1)]
+    assert [(one.seed, one.data.labelled.seed) for one in asked] == [
+        (0, 0),
+        (1, 1),
+    ]
     assert all(one.data.labelled.per_class == 5 and one.compare for one in asked)
     result = read(out / "demo.json")
     assert result["gain"] == pytest.approx(gain)
-    top1 = {"idmm": [80 + gain, 81 + gain], "scratch": [70.0] * 2, "baseline": [80.5] * 2}
+    top1 = {
+        "idmm": [80 + gain, 81 + gain],
+        "scratch": [70.0] * 2,
+        "baseline": [80.5] * 2,
+    }
     for name, values in top1.items():
         assert result[f"{name}_top1"] == values
     assert f"{80.5 + gain:.1f} ± 0.7 %" in printed.out
@@ -54,6 +61,9 @@ def test_the_demo_says_what_was_found_and_draws_it(gain, code, tmp_path, capsys,
 
 
 def test_bad_flags_write_nothing(tmp_path, capsys):
-    lines = refused(capsys, ["demo", "--out", tmp_path / "o", "--minutes", 0, "--seeds", 0])
+    lines = refused(
+        capsys,
+        ["demo", "--out", tmp_path / "o", "--minutes", 0, "--seeds", 0],
+    )
     assert [line.split(":")[0] for line in lines] == ["minutes", "seeds"]
     assert not (tmp_path / "o").exists()

@@ -13,7 +13,10 @@ from idmm.config.parsing import build
 from idmm.models.weights import save_model
 from idmm.training.schedule import learning_rate
 
-MODEL = as_flags({}, {name: TINY[name] for name in ("model.name", "model.kwargs", "data.workers")})
+MODEL = as_flags(
+    {},
+    {name: TINY[name] for name in ("model.name", "model.kwargs", "data.workers")},
+)
 FALLING = [0.1] * 6 + [0.01, 0.01, 0.01, 0.001]
 LINE = [0.1 * (12 - step) / 10 for step in range(2, 12)]
 
@@ -36,15 +39,28 @@ def test_the_supplements_protocols():
     detect = build(DetectConfig, "maskrcnn_1x")
     segment = build(SegmentConfig, "upernet_160k")
     train = detect.train
-    assert (train.lr, train.weight_decay, train.batch_size, train.epochs) == (1e-4, 0.05, 16, 12)
+    assert (train.lr, train.weight_decay, train.batch_size, train.epochs) == (
+        1e-4,
+        0.05,
+        16,
+        12,
+    )
     assert (train.schedule, train.lr_steps) == ("steps", [8, 11])
     assert (train.size, detect.augment.short_side) == (1333, [480, 800])
     train = segment.train
-    assert (train.lr, train.weight_decay, train.batch_size, train.size) == (6e-5, 0.01, 16, 512)
+    assert (train.lr, train.weight_decay, train.batch_size, train.size) == (
+        6e-5,
+        0.01,
+        16,
+        512,
+    )
     steps = -(-20_210 // 16)
     assert abs(train.epochs * steps - 160_000) < steps
     assert round(train.warmup_epochs * steps) in range(1490, 1511)
-    assert (segment.model.pyramid_width, segment.model.auxiliary) == (512, 0.4)
+    assert (segment.model.pyramid_width, segment.model.auxiliary) == (
+        512,
+        0.4,
+    )
     assert train.schedule == "linear"
     assert segment.model.drop_path == 0.2
     assert segment.augment.scale == [0.5, 2.0]
@@ -65,13 +81,22 @@ def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
             [*detect, "--data.root", coco, "--data.subset", "{per_class: 2}"],
             "data.subset.per_class: these images have no",
         ),
-        ([*detect, "--data.root", masks], "has no annotations of objects to train on, expected"),
-        ([*segment, "--data.root", coco], "has no images with masks to train on, expected"),
+        (
+            [*detect, "--data.root", masks],
+            "has no annotations of objects to train on, expected",
+        ),
+        (
+            [*segment, "--data.root", coco],
+            "has no images with masks to train on, expected",
+        ),
         (
             [*detect, "--data.root", coco, "--train.size", 72],
             "train.size: image size 72x72: expected a multiple",
         ),
-        ([*detect, "--data.root", coco, "--train.keep", "best"], "train.keep: best chooses by val"),
+        (
+            [*detect, "--data.root", coco, "--train.keep", "best"],
+            "train.keep: best chooses by val",
+        ),
         (
             [*segment, "--data.root", masks, "--out", masks / "images" / "x"],
             "lies among the images of",
@@ -84,7 +109,10 @@ def test_what_is_wrong_is_said_before_there_is_a_folder(tmp_path, capsys):
 
 def test_a_missing_library_is_named(tmp_path, capsys, monkeypatch):
     find = importlib.util.find_spec
-    libraries = {"detect": "pycocotools", "segment": "segmentation_models_pytorch"}
+    libraries = {
+        "detect": "pycocotools",
+        "segment": "segmentation_models_pytorch",
+    }
     monkeypatch.setattr(
         importlib.util,
         "find_spec",

@@ -54,7 +54,11 @@ def test_boxes_are_those_of_the_file(tmp_path, form):
             assert not target.crowd.any()
             if form != "boxes":
                 np.testing.assert_array_equal(target.masks(*target.size), scene.masks)
-    assert [target.image_id for target in listing.train.targets] == [100, 101, 102]
+    assert [target.image_id for target in listing.train.targets] == [
+        100,
+        101,
+        102,
+    ]
 
 
 def test_unusual_objects(tmp_path, caplog):
@@ -93,7 +97,10 @@ def test_unusual_objects(tmp_path, caplog):
 
 
 def test_objects_without_an_outline_are_counted(tmp_path, caplog):
-    coco_tree(tmp_path, change=lambda _, content: content["annotations"][0].update(segmentation=[]))
+    coco_tree(
+        tmp_path,
+        change=lambda _, content: content["annotations"][0].update(segmentation=[]),
+    )
     assert not outlined(read_detection(of(tmp_path)).train.targets)
     assert "1 of 16 objects have no outline" in caplog.text
 
@@ -146,7 +153,8 @@ def test_annotations_and_images_that_cannot_be_used(tmp_path, caplog):
     assert lines[len(BROKEN) :] == [
         f"data.root: '{file}': 2 of 6 images {UNUSABLE}",
         f"  image '001.png' does not exist (in '{tmp_path}/train')",
-        "  image '002.png': 80 x 80 pixels, its image 80 x 96 when upright (EXIF orientation 6). If the labels are of "
+        "  image '002.png': 80 x 80 pixels, its image 80 x 96 when upright (EXIF "
+        "orientation 6). If the labels are of "
         "the stored pixels, remove the tag (exiftool -Orientation= FILE), else export them anew",
     ]
 
@@ -188,7 +196,10 @@ def test_files_that_are_no_annotations(tmp_path):
 
 def test_masks_are_those_of_the_files(tmp_path):
     canvases = mask_tree(tmp_path)["train"]
-    for kind in ("images", "masks"):  # folders of the parts and their masks alike
+    for kind in (
+        "images",
+        "masks",
+    ):  # folders of the parts and their masks alike
         folder = tmp_path / kind / "train"
         (folder / "a").mkdir()
         (folder / "000.png").rename(folder / "a" / "x.png")
@@ -202,7 +213,12 @@ def test_masks_are_those_of_the_files(tmp_path):
         expected = canvases[name.removeprefix("images/train/")].mask
         np.testing.assert_array_equal(mask[1:-1, 1:-1], expected[1:-1, 1:-1])
     (tmp_path / "classes.txt").unlink()
-    assert read_segmentation(of(tmp_path)).train.classes == ["0", "1", "2", "3"]
+    assert read_segmentation(of(tmp_path)).train.classes == [
+        "0",
+        "1",
+        "2",
+        "3",
+    ]
     paint(tmp_path / "images" / "test" / "1.png")  # a test set whose masks are kept by others
     assert list(read_segmentation(of(tmp_path)).parts) == ["train", "test"]
 
@@ -221,9 +237,11 @@ def test_masks_that_cannot_be_used(tmp_path):
         f"data.root: '{tmp_path}/images/train': 1 of 6 images {UNUSABLE}",
         f"  '004.png' has no mask, expected '{masks}/004.png'",
         f"data.root: '{tmp_path}/masks': 4 of 5 masks {UNUSABLE}",
-        f"  '{masks}/000.png': a colour image (RGB), expected a grey or palette PNG whose numbers are the classes",
+        f"  '{masks}/000.png': a colour image (RGB), expected a grey or palette PNG whose "
+        "numbers are the classes",
         f"  '{masks}/001.png': 6 x 5 pixels, its image 64 x 96",
-        f"  '{masks}/002.png': values without a class: 9, expected 0 to 3, and 255 for ignored pixels",
+        f"  '{masks}/002.png': values without a class: 9, expected 0 to 3, and 255 for "
+        "ignored pixels",
         f"  '{masks}/003.png': not an image",
     ]
     file = tmp_path / "classes.txt"
@@ -324,7 +342,12 @@ def test_boxes_and_outlines_stay_on_the_digits(boxes, augment):
                 rows = np.flatnonzero(mask.any(axis=1))
                 columns = np.flatnonzero(mask.any(axis=0))
                 if len(rows) and box.min() > 0 and box.max() < SIDE:  # not cut
-                    tight = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+                    tight = [
+                        columns[0],
+                        rows[0],
+                        columns[-1] + 1,
+                        rows[-1] + 1,
+                    ]
                     np.testing.assert_allclose(box, tight, atol=1.01)
                     whole_boxes += 1
     assert whole_boxes > (3 if augment.scale[0] == 2 else 20)

@@ -6,7 +6,14 @@ import os
 
 import numpy as np
 import pytest
-from dense_trees import TURNS, coco_tree, mask_tree, packed, scenes, store_turned
+from dense_trees import (
+    TURNS,
+    coco_tree,
+    mask_tree,
+    packed,
+    scenes,
+    store_turned,
+)
 from folders import faults, section
 from helpers import call_ok, logged, metrics, read, refused
 from PIL import Image
@@ -45,16 +52,24 @@ def remapped(root, values, part="**"):
     ("values", "names", "fault"),
     [
         ([0] * 5, "a\nb", f"{NO_PIXEL}: 1, expected 2 or more"),
-        ([0, 255, 255, 255, 0], "a\nb", f"{NO_PIXEL}: 1, expected 2 or more. 255 means no class."),
+        (
+            [0, 255, 255, 255, 0],
+            "a\nb",
+            f"{NO_PIXEL}: 1, expected 2 or more. 255 means no class.",
+        ),
         (
             [0, 255, 255, 255, 0],
             None,
             f"{NO_PIXEL}: 1, expected 2 or more. 255 means no class. If it is your",
         ),
         ([255] * 5, "a\nb", f"{NO_PIXEL}: 0, expected 2 or more"),
-        ([0, 128, 128, 128, 0], None, "has the values 0, 128, but not 1, 2, 3, 4, 5 and 122 more. Number the classes"),
+        (
+            [0, 128, 128, 128, 0],
+            None,
+            "has the values 0, 128, but not 1, 2, 3, 4, 5 and 122 more. Number the classes",
+        ),
     ],
-)  # fmt: skip
+)
 def test_masks_without_two_classes(tmp_path, capsys, values, names, fault):
     root = tmp_path / "masks"
     mask_tree(root, train=3, val=2)
@@ -72,7 +87,10 @@ def test_classes_without_a_pixel_are_warned_of(tmp_path, caplog):
     remapped(tmp_path, [0, 1, 2, 2, 255], "train")
     remapped(tmp_path, [255] * 5, "val")
     segmentation(tmp_path)
-    for part, names in (("train", "'seven'"), ("test", "'background', 'zero', 'one', 'seven'")):
+    for part, names in (
+        ("train", "'seven'"),
+        ("test", "'background', 'zero', 'one', 'seven'"),
+    ):
         line = f"no {part} image has a pixel of {names}. Scores of these classes are undefined"
         assert line in caplog.text
 
@@ -113,7 +131,13 @@ def test_classes_without_a_box(tmp_path, caplog, capsys):
 # ---------------------------------------------------------------------- undefined scores
 def test_a_score_of_nothing_is_null(tmp_path, capsys):
     """In each file and page that shows it. The best epoch cannot be chosen by it."""
-    coco_tree(tmp_path / "coco", change=without(3, 7, 11, part="val"), train=4, val=2, test=2)
+    coco_tree(
+        tmp_path / "coco",
+        change=without(3, 7, 11, part="val"),
+        train=4,
+        val=2,
+        test=2,
+    )
     mask_tree(tmp_path / "masks", train=4, val=2)
     remapped(tmp_path / "masks", [255] * 5, "val")
     detect = tmp_path / "detect"
@@ -131,7 +155,10 @@ def test_a_score_of_nothing_is_null(tmp_path, capsys):
     assert read(detect / "result.json")["ap"] is not None
     call_ok(["report", detect, segment, "--out", tmp_path / "report"])
     capsys.readouterr()
-    *_, line = refused(capsys, words("detect", tmp_path, tmp_path / "best", train__keep="best"))
+    *_, line = refused(
+        capsys,
+        words("detect", tmp_path, tmp_path / "best", train__keep="best"),
+    )
     assert line.startswith("train.keep: best chooses by val, which has no object")
 
 
@@ -182,7 +209,11 @@ def test_a_mask_with_an_orientation_is_refused(tmp_path):
 def test_packed_runs_of_any_length(tmp_path):
     """Noise, nothing and everything, the last two in one run of half a canvas and more."""
     draw = np.random.default_rng(0)
-    masks = [draw.random((64, 96)) < 0.3, np.zeros((64, 96), bool), np.ones((64, 96), bool)]
+    masks = [
+        draw.random((64, 96)) < 0.3,
+        np.zeros((64, 96), bool),
+        np.ones((64, 96), bool),
+    ]
 
     def change(part, content):
         first = content["annotations"][0]
@@ -209,27 +240,50 @@ SHORT = packed(np.zeros((64, 95), bool))["counts"]
             {"size": [64, 95], "counts": SHORT},
             "its RLE of 95 x 64 pixels has runs of 6080, expected 96 x 64",
         ),
-        ({"size": SIZE, "counts": GOOD[:-1] + "o"}, "its RLE is broken or cut off ("),
+        (
+            {"size": SIZE, "counts": GOOD[:-1] + "o"},
+            "its RLE is broken or cut off (",
+        ),
         ({"size": SIZE, "counts": ""}, "its RLE is broken or cut off ("),
         ({"size": SIZE, "counts": "\x00é"}, "its RLE is broken or cut off ("),
         (
             {"size": SIZE, "counts": [7000, -856]},
             "segmentation.counts[1] is -856, expected greater than or equal to 0",
         ),
-        ({"counts": GOOD}, "segmentation.size field required (polygons or RLE)"),
-        ({"size": [64], "counts": SHORT}, "segmentation.size[1] field required"),
-        ("box", "segmentation is 'box', expected a mapping (polygons or RLE)"),
+        (
+            {"counts": GOOD},
+            "segmentation.size field required (polygons or RLE)",
+        ),
+        (
+            {"size": [64], "counts": SHORT},
+            "segmentation.size[1] field required",
+        ),
+        (
+            "box",
+            "segmentation is 'box', expected a mapping (polygons or RLE)",
+        ),
         ([1, 2, 3, 4, 5, 6], "segmentation[5] is 6, expected a list"),
         (
             [[1, 2, 3, 4]],
             "segmentation has the polygon [1.0, 2.0, 3.0, 4.0], expected x and y of three points",
         ),
-        ([[1, 2, 3, float("nan"), 5, 6]], "segmentation[0][3] is nan, expected a finite number"),
-        ([[1, 2, 3, True, 5, 6]], "segmentation[0][3] is True, expected a number"),
+        (
+            [[1, 2, 3, float("nan"), 5, 6]],
+            "segmentation[0][3] is nan, expected a finite number",
+        ),
+        (
+            [[1, 2, 3, True, 5, 6]],
+            "segmentation[0][3] is True, expected a number",
+        ),
     ],
 )
 def test_outlines_that_cannot_be_drawn(tmp_path, outline, fault):
-    coco_tree(tmp_path, change=spoilt("annotations", segmentation=outline), train=2, val=1)
+    coco_tree(
+        tmp_path,
+        change=spoilt("annotations", segmentation=outline),
+        train=2,
+        val=1,
+    )
     lines = faults(detection, tmp_path)
     assert lines[1].startswith(f"  annotation 1 of '000.png': {fault}"), lines
 
@@ -251,7 +305,11 @@ def spoilt(table, **values):
             {"iscrowd": "2"},
             "annotations[0].iscrowd is '2', expected 0, 1, '0', '1' or None",
         ),
-        ("annotations", {"bbox": "1,2,3,4"}, "annotations[0].bbox is '1,2,3,4', expected a list"),
+        (
+            "annotations",
+            {"bbox": "1,2,3,4"},
+            "annotations[0].bbox is '1,2,3,4', expected a list",
+        ),
         (
             "annotations",
             {"bbox": [1, 2, "3", 4]},
@@ -262,7 +320,11 @@ def spoilt(table, **values):
             {"bbox": [1, 2, 3]},
             "annotations[0].bbox is [1, 2, 3], expected at least 4 items",
         ),
-        ("annotations", {"bbox": [9, 9, -3, 4]}, "bbox [9.0, 9.0, -3.0, 4.0] is not in the image"),
+        (
+            "annotations",
+            {"bbox": [9, 9, -3, 4]},
+            "bbox [9.0, 9.0, -3.0, 4.0] is not in the image",
+        ),
         (
             "annotations",
             {"category_id": True},
@@ -273,10 +335,22 @@ def spoilt(table, **values):
             {"category_id": 3.5},
             "annotations[0].category_id is 3.5, expected an integer",
         ),
-        ("images", {"height": -64}, "images[0].height is -64, expected greater than 0"),
+        (
+            "images",
+            {"height": -64},
+            "images[0].height is -64, expected greater than 0",
+        ),
         ("images", {"id": "101"}, "has several images with the id 101"),
-        ("images", {"file_name": 3}, "images[0].file_name is 3, expected a string"),
-        ("images", {"file_name": "./001.png"}, "image '001.png' is listed 2 times"),
+        (
+            "images",
+            {"file_name": 3},
+            "images[0].file_name is 3, expected a string",
+        ),
+        (
+            "images",
+            {"file_name": "./001.png"},
+            "image '001.png' is listed 2 times",
+        ),
     ],
 )
 def test_fields_of_another_kind(tmp_path, table, values, fault):
@@ -315,10 +389,22 @@ def test_fields_with_one_meaning(tmp_path):
         ("sub/../sub/./000.png", None),
         ("gone\\000.png", "does not exist (in '{root}/train')"),
         ("a\0b.png", "does not exist (in '{root}/train')"),
-        ("../outside.png", "lies outside of '{root}/train', expected a path below it"),
-        ("{root}/outside.png", "lies outside of '{root}/train', expected a path below it"),
-        ("link/outside.png", "lies outside of '{root}/train', expected a path below it"),
-        ("link/train/../outside.png", "lies outside of '{root}/train', expected a path below it"),
+        (
+            "../outside.png",
+            "lies outside of '{root}/train', expected a path below it",
+        ),
+        (
+            "{root}/outside.png",
+            "lies outside of '{root}/train', expected a path below it",
+        ),
+        (
+            "link/outside.png",
+            "lies outside of '{root}/train', expected a path below it",
+        ),
+        (
+            "link/train/../outside.png",
+            "lies outside of '{root}/train', expected a path below it",
+        ),
     ],
 )
 def test_paths_stay_in_the_folder_of_images(tmp_path, name, fault):
@@ -330,7 +416,10 @@ def test_paths_stay_in_the_folder_of_images(tmp_path, name, fault):
     os.link(train / "sub" / "000.png", tmp_path / "outside.png")
     os.symlink(tmp_path, train / "link")
     if fault is None:
-        assert detection(tmp_path).train.names == ["train/sub/000.png", "train/001.png"]
+        assert detection(tmp_path).train.names == [
+            "train/sub/000.png",
+            "train/001.png",
+        ]
     else:
         shown = name.replace("\0", "\\x00")
         assert f"  image '{shown}' {fault.format(root=tmp_path)}" in faults(detection, tmp_path)

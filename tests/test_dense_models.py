@@ -7,7 +7,13 @@ import torch
 import torch.nn.functional as F
 from dense_trees import CLASSES, run_lengths, scene
 
-from idmm.dense.evaluate import Objects, detection_scores, on_file, segmentation_scores, segmented
+from idmm.dense.evaluate import (
+    Objects,
+    detection_scores,
+    on_file,
+    segmentation_scores,
+    segmented,
+)
 from idmm.dense.network import Detector, Segmenter, pixel_cross_entropy
 from idmm.dense.stage import DenseMethod
 from idmm.dense.targets import BoxTarget
@@ -16,13 +22,29 @@ from idmm.models.maps import STRIDES, MultiScaleBackbone
 from idmm.seeding import seeded
 
 SIDE = 64
-VIT = ("vit_tiny_patch16_224", dict(patch_size=8, embed_dim=32, depth=2, num_heads=2))
-PVT = ("pvt_v2_b0", dict(embed_dims=[8, 16, 24, 32], depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2]))
+VIT = (
+    "vit_tiny_patch16_224",
+    dict(patch_size=8, embed_dim=32, depth=2, num_heads=2),
+)
+PVT = (
+    "pvt_v2_b0",
+    dict(
+        embed_dims=[8, 16, 24, 32],
+        depths=[1, 1, 1, 1],
+        num_heads=[1, 1, 2, 2],
+    ),
+)
 BACKBONES = {  # of each kind of maps a small one
     "vit": VIT,
-    "vit without norm": (VIT[0], dict(VIT[1], global_pool="avg", class_token=False)),
+    "vit without norm": (
+        VIT[0],
+        dict(VIT[1], global_pool="avg", class_token=False),
+    ),
     "t2t": ("t2t_vit_7", dict(embed_dim=32, depth=2, num_heads=2)),
-    "cvt": ("cvt_13", dict(embed_dims=(16, 24, 32), depths=(1, 1, 1), num_heads=(1, 1, 2))),
+    "cvt": (
+        "cvt_13",
+        dict(embed_dims=(16, 24, 32), depths=(1, 1, 1), num_heads=(1, 1, 2)),
+    ),
     "pvt": PVT,
     "swin": (
         "swin_tiny_patch4_window7_224",
@@ -58,8 +80,15 @@ def drawn(count, objects=2):
 
     # [B, H, W, 3] -> [B, 3, H, W]
     images = stacked("image", np.float32).permute(0, 3, 1, 2) / 64 - 2
-    batch = {"images": images, "index": torch.arange(count), "mask": stacked("mask", np.int64)}
-    batch |= {"boxes": stacked("boxes", np.float32), "labels": stacked("labels", np.int64)}
+    batch = {
+        "images": images,
+        "index": torch.arange(count),
+        "mask": stacked("mask", np.int64),
+    }
+    batch |= {
+        "boxes": stacked("boxes", np.float32),
+        "labels": stacked("labels", np.int64),
+    }
     targets = []
     for one in scenes:
         outlines = [run_lengths(mask) for mask in one.masks]
@@ -86,7 +115,12 @@ def test_all_that_is_trained_has_a_gradient(kind):
         network = method.backbone
         maps = network.forward_features(batch["images"])
         for level, channels, stride in zip(maps, network.channels, STRIDES, strict=True):
-            assert level.shape == (2, channels, SIDE // stride, SIDE // stride)
+            assert level.shape == (
+                2,
+                channels,
+                SIDE // stride,
+                SIDE // stride,
+            )
         out = loss_of(method, batch)
         out["loss"].backward()
         assert all(bool(torch.isfinite(value)) for value in out.values())
@@ -103,7 +137,8 @@ def test_maps_of_a_plain_transformer():
     grid = token_grid(network, images)  # [2, 32, 8, 8]
     pooled = [F.max_pool2d(grid, size) for size in (2, 4)]
     torch.testing.assert_close(
-        list(maps.forward_features(images)), [maps.levels[0][0](grid), grid, *pooled]
+        list(maps.forward_features(images)),
+        [maps.levels[0][0](grid), grid, *pooled],
     )
     assert maps.channels == [16, 32, 32, 32]
 
@@ -223,14 +258,22 @@ def truth(boxes, labels, crowd=None, size=(100, 100), segments=None):
 def objects(boxes, labels, scores, segments=None):
     boxes = np.array(boxes, dtype=np.float32).reshape(-1, 4)
     return Objects(
-        boxes, np.array(labels, dtype=np.int64), np.array(scores, dtype=np.float32), segments
+        boxes,
+        np.array(labels, dtype=np.int64),
+        np.array(scores, dtype=np.float32),
+        segments,
     )
 
 
 def test_of_four_objects_three_found():
     """By hand: hit, miss, hit, hit. Precision is 1 up to recall 1/4 (26 of the 101), 3/4 up to 3/4
     (50), then 0."""
-    boxes = [[0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10], [60, 0, 70, 10]]
+    boxes = [
+        [0, 0, 10, 10],
+        [20, 0, 30, 10],
+        [40, 0, 50, 10],
+        [60, 0, 70, 10],
+    ]
     crowd = [80, 80, 90, 90]
     mark = [0, 50, 20, 70]
     labels = [0] * 5 + [1]
@@ -245,7 +288,10 @@ def test_of_four_objects_three_found():
 
 
 def test_nothing_found_and_nothing_there():
-    for true, score in ((truth([[0, 0, 9, 9]], [0]), 0), (truth([], []), None)):
+    for true, score in (
+        (truth([[0, 0, 9, 9]], [0]), 0),
+        (truth([], []), None),
+    ):
         scores, _ = detection_scores([objects([], [], [])], [true], ["a"])
         assert scores == dict.fromkeys(("ap", "ap50", "ap75"), score)
 

@@ -21,7 +21,12 @@ SWIN = {
     "model.name": "swin_tiny_patch4_window7_224",
     "model.kwargs": "{embed_dim: 8, depths: [1, 1, 1, 1], num_heads: [1, 1, 2, 2]}",
 }
-EPOCH = {"train.epochs": 1, "train.batch_size": 2, "train.device": "cpu", "data.workers": 0}
+EPOCH = {
+    "train.epochs": 1,
+    "train.batch_size": 2,
+    "train.device": "cpu",
+    "data.workers": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +43,25 @@ def run(command, root, out, **flags):
 
 
 def test_cascade_without_squares_from_training_to_prediction(boxes, tmp_path):
-    changes = {"model.cascade": True, "augment.short_side": [48, 80], "train.size": 100}
+    changes = {
+        "model.cascade": True,
+        "augment.short_side": [48, 80],
+        "train.size": 100,
+    }
     result = run("detect", boxes, tmp_path / "run", **TINY | SWIN | changes)
     assert {"ap", "mask_ap"} <= result.keys()
     saved = read_checkpoint(tmp_path / "run", "init", "model")
     assert len(saved_network(saved).roi_heads.heads) == 3
     answers = read(tmp_path / "run/predictions.json")
-    predict = ["predict", "--init", tmp_path / "run", "--min_score", 0.05, "--out", tmp_path / "p"]
+    predict = [
+        "predict",
+        "--init",
+        tmp_path / "run",
+        "--min_score",
+        0.05,
+        "--out",
+        tmp_path / "p",
+    ]
     call_ok([*predict, boxes / "val"])
     predicted = read(tmp_path / "p/predictions.json")["annotations"]
     scores, again = (
@@ -56,7 +73,12 @@ def test_cascade_without_squares_from_training_to_prediction(boxes, tmp_path):
 
 def test_short_sides_are_drawn_and_canvases_hold_the_batch(boxes):
     data = DenseData(root=str(boxes), cache="off")
-    store = store_split(read_images("detect", data).train, stored_size=80, data=data, part="train")
+    store = store_split(
+        read_images("detect", data).train,
+        stored_size=80,
+        data=data,
+        part="train",
+    )
     augment = DetectAugment(short_side=[40, 80], flip=0.0, photometric=False)
     shapes = set()
     for epoch in range(6):
@@ -80,9 +102,19 @@ def test_short_sides_are_drawn_and_canvases_hold_the_batch(boxes):
 
 def test_recipe_trains_at_the_papers_sizes(tmp_path):
     coco_tree(tmp_path / "images", train=4, val=2)
-    small = {"model.pyramid_width": 16, "train.schedule": "cosine", "train.eval_every": 1}
+    small = {
+        "model.pyramid_width": 16,
+        "train.schedule": "cosine",
+        "train.eval_every": 1,
+    }
     flags = EPOCH | SWIN | small
-    run("detect", tmp_path / "images", tmp_path / "run", config="maskrcnn_1x", **flags)
+    run(
+        "detect",
+        tmp_path / "images",
+        tmp_path / "run",
+        config="maskrcnn_1x",
+        **flags,
+    )
     (record,) = metrics(tmp_path / "run")
     assert record["step"] == 2
     config = read(tmp_path / "run/config.yaml")
@@ -103,6 +135,12 @@ def test_auxiliary_head_adds_its_share_and_is_saved(tmp_path):
     assert all(p.grad is not None for p in network.auxiliary.parameters())
     mask_tree(tmp_path / "masks", train=4, val=2)
     flags = EPOCH | SWIN | {"train.size": 64, "train.eval_every": 1, "model.pyramid_width": 16}
-    run("segment", tmp_path / "masks", tmp_path / "run", config="upernet_160k", **flags)
+    run(
+        "segment",
+        tmp_path / "masks",
+        tmp_path / "run",
+        config="upernet_160k",
+        **flags,
+    )
     saved = saved_network(read_checkpoint(tmp_path / "run", "init", "model"))
     assert saved.auxiliary is not None

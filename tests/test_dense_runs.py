@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_trees import CLASSES, IDS, TURNS, ade_tree, coco_tree, mask_tree, store_turned
+from dense_trees import (
+    CLASSES,
+    IDS,
+    TURNS,
+    ade_tree,
+    coco_tree,
+    mask_tree,
+    store_turned,
+)
 from helpers import (
     VIT,
     Forked,
@@ -60,9 +68,13 @@ STAGES = {"detect": "coco", "segment": "masks"}
 CHANGES = {  # of the whole runs, which lie in a folder
     "detect": lambda folder: dict(train__ema=0.9),
     "segment": lambda folder: dict(
-        model__name=None, model__kwargs=None, init=folder / "detect", eval_scales=[0.5, 1.0], train__keep="best",
+        model__name=None,
+        model__kwargs=None,
+        init=folder / "detect",
+        eval_scales=[0.5, 1.0],
+        train__keep="best",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +106,13 @@ def whole(trees, tmp_path_factory):
 def test_detection_writes_its_results(whole, trees):
     out = whole / "detect"
     result = read(out / "result.json")
-    sizes = {"num_classes": 3, "train_size": 10, "test_size": 3, "seed": 0, "epochs": 2}
+    sizes = {
+        "num_classes": 3,
+        "train_size": 10,
+        "test_size": 3,
+        "seed": 0,
+        "epochs": 2,
+    }
     assert sizes.items() <= result.items()
     scores = {"ap", "ap50", "ap75", "mask_ap"}
     assert scores | {"precision", "seconds"} <= result.keys()
@@ -160,7 +178,11 @@ def test_who_knows_all_scores_all(tmp_path, monkeypatch, stage, score):
             boxes = answer["boxes"][real]
             masks = answer["masks"][real].float()
             masks = project_masks_on_boxes(masks, boxes, torch.arange(count), 28)[:, None]
-            output = {"boxes": boxes, "labels": answer["labels"][real], "masks": masks}
+            output = {
+                "boxes": boxes,
+                "labels": answer["labels"][real],
+                "masks": masks,
+            }
             outputs.append(output | {"scores": torch.ones(count)})
         return outputs
 
@@ -191,7 +213,12 @@ def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
     call_ok(["report", whole / "detect", whole / "segment", "--out", tmp_path])
     page = (tmp_path / "report.html").read_text()
     miou = f"{read(whole / 'segment/result.json')['miou']:.1f}</td>"
-    for text in ("Detection: scores on the test images", "mask AP", "Segmentation: scores", miou):
+    for text in (
+        "Detection: scores on the test images",
+        "mask AP",
+        "Segmentation: scores",
+        miou,
+    ):
         assert text in page
     assert page.count('alt="Curves"') == len(STAGES)
 
@@ -303,7 +330,12 @@ def test_two_processes_report_the_network_that_is_written(trees, tmp_path):
     """Each evaluates its share of the images, with the first one's running statistics of batch
     norms."""
     out = tmp_path / "run"
-    few = dict(data__subset={"total": 6}, train__epochs=1, train__lr=0.003, train__warmup_epochs=0)
+    few = dict(
+        data__subset={"total": 6},
+        train__epochs=1,
+        train__lr=0.003,
+        train__warmup_epochs=0,
+    )
     with Together(words("segment", trees, out, **few), tmp_path / "err") as process:
         process.succeed()
     for name, expected in predicted(out, trees).items():

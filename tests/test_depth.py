@@ -32,14 +32,20 @@ def twelve_bits(root, ends):
     for split, (low, high) in ends.items():
         for name in "ab":
             for i in range(4):
-                deep(root / split / name / f"{i}.png", low + i, high - (name == "b"), seed=i)
+                deep(
+                    root / split / name / f"{i}.png",
+                    low + i,
+                    high - (name == "b"),
+                    seed=i,
+                )
     return root
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return twelve_bits(
-        tmp_path_factory.mktemp("deep") / "d", {"train": (3, 4012), "val": (0, 4095)}
+        tmp_path_factory.mktemp("deep") / "d",
+        {"train": (3, 4012), "val": (0, 4095)},
     )
 
 
@@ -64,7 +70,10 @@ def test_twelve_bits_use_all_levels_and_the_log_says_how(runs):
     text = "8 of 8 train images have more than 8 bits. Their values [3, 4012] become 0 to 1"
     assert text in logged(runs / "auto")
     assert info(runs / "auto")["range"] == [3, 4012]
-    assert idmm.load_backbone(runs / "auto").pretrained_cfg["range"] == [3, 4012]
+    assert idmm.load_backbone(runs / "auto").pretrained_cfg["range"] == [
+        3,
+        4012,
+    ]
 
 
 def test_deep_test_images_next_to_others_are_read_as_by_predict(tmp_path):
@@ -79,7 +88,11 @@ def test_deep_test_images_next_to_others_are_read_as_by_predict(tmp_path):
 
 def test_fine_tuning_takes_the_checkpoints_range(runs, root, tmp_path):
     other = twelve_bits(tmp_path / "other", {"train": (100, 2000), "val": (0, 5000)})
-    changes = {"model__name": None, "model__kwargs": None, "init": runs / "auto"}
+    changes = {
+        "model__name": None,
+        "model__kwargs": None,
+        "init": runs / "auto",
+    }
     tuned_ok(tmp_path / "b", other, **changes)
     assert info(tmp_path / "b")["range"] == info(tmp_path / "b", "model")["range"] == [3, 4012]
     line = "8 of 8 test images have more than 8 bits. Their values [3, 4012] become 0 to 1"
@@ -103,11 +116,13 @@ def test_hot_and_dead_pixels_do_not_set_it(tmp_path):
 REFUSED = {
     "pages": (
         pages(noise(8, 8, 3)),
-        "a TIFF of 3 channels (MINISBLACK), expected a page of grey, RGB or RGBA, or --data.bands '[0, 1, 2]'",
+        "a TIFF of 3 channels (MINISBLACK), expected a page of grey, RGB or RGBA, or "
+        "--data.bands '[0, 1, 2]'",
     ),
     "16-bit CMYK": (
         tif(noise(8, 8, 4), photometric="separated"),
-        "a TIFF of 4 channels (SEPARATED), expected a page of grey, RGB or RGBA, or --data.in_chans 4",
+        "a TIFF of 4 channels (SEPARATED), expected a page of grey, RGB or RGBA, or "
+        "--data.in_chans 4",
     ),
 }
 

@@ -4,7 +4,17 @@ runs."""
 import numpy as np
 import pytest
 import torch
-from helpers import Together, flags, inside, inside_ok, logged, metrics, read, same, state
+from helpers import (
+    Together,
+    flags,
+    inside,
+    inside_ok,
+    logged,
+    metrics,
+    read,
+    same,
+    state,
+)
 from test_cuda_paths import NoWaiting
 from test_gpu import DEVICE
 from test_resume import PLACE, stop_at
@@ -28,7 +38,15 @@ IDMM = Views(crops=list(METHODS["idmm"].CROPS), size=112)
 class Store:
     """Images of uneven sizes: noise, or black and white with edges."""
 
-    def __init__(self, channels=3, dtype=np.uint8, low=8, high=300, edges=False, count=8):
+    def __init__(
+        self,
+        channels=3,
+        dtype=np.uint8,
+        low=8,
+        high=300,
+        edges=False,
+        count=8,
+    ):
         rng = np.random.default_rng(low)
         self.sizes = rng.integers(low, high + 1, (count, 2))
         self.channels = channels
@@ -119,7 +137,11 @@ def test_each_colour_operation_is_that_of_the_loader(channels):
             after = device_views.recolour(before.clone().to(DEVICE), plan).cpu()
             for v in range(count):
                 expected = recoloured(before[v].numpy().copy(), plan, v)
-                assert np.abs(after[v].numpy() - expected).max() <= 1e-4, (number, size, v)
+                assert np.abs(after[v].numpy() - expected).max() <= 1e-4, (
+                    number,
+                    size,
+                    v,
+                )
 
 
 def recoloured(planes, plan, v):
@@ -140,7 +162,13 @@ def test_whole_views_are_those_of_the_loader(kind, is_grey):
     std = [0.2 + 0.1 * c for c in range(channels)]
     crops = [
         CropGroup(count=2),
-        CropGroup(count=4, scale=[0.05, 0.4], solarize_prob=0.5, jitter=[0.2] * 4, **TURNS),
+        CropGroup(
+            count=4,
+            scale=[0.05, 0.4],
+            solarize_prob=0.5,
+            jitter=[0.2] * 4,
+            **TURNS,
+        ),
     ]
     by_loader = MultiCropTransform(store, Views(crops=crops, size=64), mean, std, seed=3)
     expected = by_loader(2, indices)
@@ -204,7 +232,10 @@ def test_a_batch_waits_for_no_gpu_and_needs_less_than_a_gigabyte(monkeypatch):
         transform = idmm_views(store, "cuda")
         with NoWaiting(), Memory() as memory:
             batch = transform(0, np.tile(np.arange(4), 64))
-    assert [group.shape[:2] for group in batch["views"]] == [(256, 2), (256, 4)]
+    assert [group.shape[:2] for group in batch["views"]] == [
+        (256, 2),
+        (256, 4),
+    ]
     for tensor in (*batch["views"], batch["index"], batch["label"]):
         assert tensor.device.type == "cuda"
     assert 2**28 < memory.most < 10**9
@@ -261,7 +292,11 @@ HALF = 2 * 96 * 64 * 3 - 1  # bytes: twice those of the images, but for one
     ("stage", "free", "reason"),
     [
         ("finetune", 2**30, "RandAugment or RandomErasing runs there"),
-        ("pretrain", HALF, "the images take more than half of the GPU's free memory"),
+        (
+            "pretrain",
+            HALF,
+            "the images take more than half of the GPU's free memory",
+        ),
     ],
 )
 def test_the_log_has_the_reason_for_loader_workers(stage, free, reason, tmp_path, monkeypatch):
@@ -323,7 +358,11 @@ def test_a_second_lack_of_memory_is_an_error(tmp_path, monkeypatch, capsys):
 def test_two_processes_make_the_views_of_one(tmp_path, monkeypatch):
     one = tmp_path / "one"
     two = tmp_path / "two"
-    changes = {"model__drop_path": 0.0, "train__accumulate": 1, "method__cutmix_alpha": 0.0}
+    changes = {
+        "model__drop_path": 0.0,
+        "train__accumulate": 1,
+        "method__cutmix_alpha": 0.0,
+    }
     with monkeypatch.context() as patch:
         has_room(patch)
         inside_ok("pretrain", one, **changes)

@@ -44,7 +44,10 @@ def rewritten(path):
     paint(path, 99, (20, 20))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     after = os.stat(path)
-    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert (after.st_size, after.st_mtime_ns) == (
+        before.st_size,
+        before.st_mtime_ns,
+    )
 
 
 @pytest.mark.parametrize("change", ["content", "added", "removed", "swapped"])
@@ -88,14 +91,28 @@ def test_built_again_for_other_limits_only(root, decoded, monkeypatch):
 
 def test_parts_and_subsets_have_entries_of_their_own(tmp_path, decoded):
     root = tree(
-        tmp_path / "images", train={"x": 4, "y": 4}, val={"x": 1, "y": 1}, test={"x": 2, "y": 2}
+        tmp_path / "images",
+        train={"x": 4, "y": 4},
+        val={"x": 1, "y": 1},
+        test={"x": 2, "y": 2},
     )
-    subsets = [config.Subset(total=3), config.Subset(total=3, seed=1), config.Subset(per_class=2)]
+    subsets = [
+        config.Subset(total=3),
+        config.Subset(total=3, seed=1),
+        config.Subset(per_class=2),
+    ]
     for _ in range(2):
         whole = opened(root, labelled=True)
         parts = [opened(root, part=part, labelled=True) for part in ("val", "test")]
         drawn = [opened(root, labelled=True, subset=subset) for subset in subsets]
-        assert [len(store) for store in (whole, *parts, *drawn)] == [8, 2, 4, 3, 3, 4]
+        assert [len(store) for store in (whole, *parts, *drawn)] == [
+            8,
+            2,
+            4,
+            3,
+            3,
+            4,
+        ]
         assert len(decoded) == 24
     for store, subset in zip(drawn, subsets, strict=True):
         assert same(store, opened(root, labelled=True, subset=subset, keep="off"))
@@ -134,7 +151,10 @@ def test_a_loader_worker_that_is_killed_while_a_step_is_computed():
         return {"worker": os.getpid()}
 
     fault = "a loader worker was killed, probably because memory ran out. Try fewer --data"
-    with pytest.raises(RunError, match=fault), enough_memory(RunError("too little memory")):
+    with (
+        pytest.raises(RunError, match=fault),
+        enough_memory(RunError("too little memory")),
+    ):
         for item in own_batches(batch, np.arange(40), 2, 1, 0):
             os.kill(int(item["worker"]), signal.SIGKILL)
             time.sleep(5)
@@ -165,12 +185,19 @@ def test_pixels_are_the_same_kept_or_not_and_found_again(tmp_path, decoded):
 
     def load(cache):
         data = section(
-            tmp_path / "images", cache=cache, cache_dir=str(tmp_path / "cache"), range=[0, 65535]
+            tmp_path / "images",
+            cache=cache,
+            cache_dir=str(tmp_path / "cache"),
+            range=[0, 65535],
         )
         return store_split(split, stored_size=bound, data=data)
 
     off, cached, again = (load(cache) for cache in ("off", "auto", "auto"))
-    assert [store.decodes for store in (off, cached, again)] == [True, False, False]
+    assert [store.decodes for store in (off, cached, again)] == [
+        True,
+        False,
+        False,
+    ]
     assert len(decoded) == 14
     assert cached.names == split.names
     assert cached.classes == ["a", "b"]
@@ -186,10 +213,14 @@ def test_files_that_change_or_vanish_during_the_run(tmp_path):
     split = mixed_folder(tmp_path)
     store = store_split(split, stored_size=None, data=section(cache="off"))
     paint(tmp_path / "train/a/0.png", 99, (40, 30))
-    with pytest.raises(RunError, match=r"^data.root: 'train/a/0.png' was changed while in use$"):
+    with pytest.raises(
+        RunError,
+        match=r"^data.root: 'train/a/0.png' was changed while in use$",
+    ):
         store.image(0)
     os.remove(tmp_path / "train/a/1.png")
     with pytest.raises(
-        RunError, match=r"^data.root: 'train/a/1.png' was fine when loaded, but now: no such file"
+        RunError,
+        match=r"^data.root: 'train/a/1.png' was fine when loaded, but now: no such file",
     ):
         store.image(1)

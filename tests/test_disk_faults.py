@@ -141,7 +141,10 @@ def test_what_is_torn_is_built_again(root, decoded, what):
     store = opened(root)
     assert len(decoded) == COUNT
     assert same(store, expected)
-    assert sorted(path.suffix for path in entry_of(root).iterdir()) == [".npz", ".pixels"]
+    assert sorted(path.suffix for path in entry_of(root).iterdir()) == [
+        ".npz",
+        ".pixels",
+    ]
 
 
 def test_a_whole_entry_on_a_read_only_disk_is_used(root, decoded, monkeypatch, caplog):

@@ -100,11 +100,16 @@ def quiet(tmp_path_factory):
 
 def script(out, **changes):
     """The command line of ``python finetune.py``."""
-    return [ROOT / "finetune.py", *flags("finetune", out, **{**ONE, **changes})]
+    return [
+        ROOT / "finetune.py",
+        *flags("finetune", out, **{**ONE, **changes}),
+    ]
 
 
 @pytest.mark.parametrize(
-    "lost", [close_pipe, fill_disk, close_streams, narrow], ids=lambda lost: lost.__name__
+    "lost",
+    [close_pipe, fill_disk, close_streams, narrow],
+    ids=lambda lost: lost.__name__,
 )
 def test_a_run_ends_as_ever_whatever_its_streams(lost, quiet, tmp_path):
     out = tmp_path / "é"
@@ -123,9 +128,24 @@ def test_a_run_ends_as_ever_whatever_its_streams(lost, quiet, tmp_path):
 
 def test_nothing_else_gets_the_number_of_a_closed_stream(tmp_path):
     """A library that writes to standard error would write into a file of the run."""
-    code = "import os; from idmm.cli import main; main(); print(os.readlink('/proc/self/fd/2'), file=open('2', 'w'))"
-    words = ["sh", "-c", '"$@" 2>&- >&- <&-', "sh", sys.executable, "-c", code, "configs"]
-    subprocess.run(words, cwd=tmp_path, env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)}, check=True)
+    code = "import os; from idmm.cli import main; main(); "
+    code += "print(os.readlink('/proc/self/fd/2'), file=open('2', 'w'))"
+    words = [
+        "sh",
+        "-c",
+        '"$@" 2>&- >&- <&-',
+        "sh",
+        sys.executable,
+        "-c",
+        code,
+        "configs",
+    ]
+    subprocess.run(
+        words,
+        cwd=tmp_path,
+        env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
     assert (tmp_path / "2").read_text() == "/dev/null\n"
 
 
@@ -207,7 +227,10 @@ def test_a_signal_to_all_processes_of_a_run(number, tmp_path):
     with Forked(argv, tmp_path / "said") as process:
         assert process.until((out / "metrics.jsonl").exists), process.said()
         for _ in range(2):
-            for one in [*psutil.Process(process.popen.pid).children(recursive=True), process.popen]:
+            for one in [
+                *psutil.Process(process.popen.pid).children(recursive=True),
+                process.popen,
+            ]:
                 os.kill(one.pid, number)
         assert process.wait() == 130, process.said()
     line = process.said().splitlines()[-1]
@@ -229,7 +252,18 @@ def test_idmm_train_stops_by_a_signal(number, tmp_path):
     root = tmp_path / "images"
     out = tmp_path / "run"
     tree(root, train={"a": 12, "b": 12}, test={"a": 4, "b": 4})
-    argv = ["train", root, "--out", out, "--minutes", "5", "--device", "cpu", "--data.workers", "0"]
+    argv = [
+        "train",
+        root,
+        "--out",
+        out,
+        "--minutes",
+        "5",
+        "--device",
+        "cpu",
+        "--data.workers",
+        "0",
+    ]
     with Forked(argv, tmp_path / "said") as process:
         assert process.until((out / "trial" / "metrics.jsonl").exists), process.said()
         process.send(number)
@@ -264,10 +298,17 @@ def broken_pipe():
 @pytest.mark.parametrize(
     ("command", "code"),
     {
-        "configs": 141, "data list": 141, "data info flowers": 141, "version": 141, "completion zsh": 141,
-        "pretrain --out x --print_config": 141, "predict --init run photos": 141, "pretrain --help": 0, "--help": 0,
+        "configs": 141,
+        "data list": 141,
+        "data info flowers": 141,
+        "version": 141,
+        "completion zsh": 141,
+        "pretrain --out x --print_config": 141,
+        "predict --init run photos": 141,
+        "pretrain --help": 0,
+        "--help": 0,
     }.items(),
-)  # fmt: skip
+)
 def test_the_reader_left_early(command, code, run, monkeypatch):
     monkeypatch.chdir(run)
     with broken_pipe():
@@ -283,11 +324,21 @@ def test_a_real_process_whose_reader_left():
     for words, code in ((["configs"], 141), (["--help"], 0)):
         reader, writer = os.pipe()
         os.close(reader)
-        done = real(*words, capture_output=False, stdout=writer, stderr=subprocess.PIPE)
+        done = real(
+            *words,
+            capture_output=False,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+        )
         os.close(writer)
         assert (done.returncode, done.stderr) == (code, "")
     with open("/dev/full", "w") as full:
-        done = real("configs", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        done = real(
+            "configs",
+            capture_output=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
     line = "standard output: cannot be written (no space left on device)\n"
     assert (done.returncode, done.stderr) == (1, line)
 
@@ -322,8 +373,18 @@ def test_a_run_of_foreign_names_in_an_ascii_locale(tmp_path):
     root = tmp_path / "images"
     out = tmp_path / "run"
     tree(root, train={"日本": 4, "b": 4}, test={"日本": 2, "b": 2})
-    ascii_only = {**ENVIRONMENT, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    changes = {**ONE, "data__subset": None, "data__name": "folder", "data__root": root}
+    ascii_only = {
+        **ENVIRONMENT,
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }
+    changes = {
+        **ONE,
+        "data__subset": None,
+        "data__name": "folder",
+        "data__root": root,
+    }
     done = real("finetune", *flags("finetune", out, **changes), env=ascii_only)
     assert done.returncode == 0 and "not drawn" not in done.stderr, done.stderr
     for name in ("confusion.png", "curves.png"):
@@ -353,7 +414,10 @@ def test_names_that_python_cannot_decode_are_drawn(tmp_path, monkeypatch):
     for picture in (
         lambda: bars(table, file),
         lambda: save(confusion_figure(predictions, [name, other]), file),
-        lambda: save(curves_figure([{"epoch": 1, "loss": 1.0}], f"{name} {other}"), file),
+        lambda: save(
+            curves_figure([{"epoch": 1, "loss": 1.0}], f"{name} {other}"),
+            file,
+        ),
         lambda: accuracy_curves({name: {other: points}}, file, (name, "top-1")),
         lambda: comparison({"idmm train": [50.0]}, file, f"{name} {other}", 10.0),
         lambda: caption_sheet([(name, [tile])], file, name, other),

@@ -31,17 +31,35 @@ from idmm.files import Lock, read_csv
 from idmm.models import create_backbone
 from idmm.seeding import seeded
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = [
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+]
 # A key's bias changes nothing: its gradient is rounding noise, which Adam scales to full steps. So
 # models have none.
-PLAIN = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "qkv_bias": False}
+PLAIN = {
+    "patch_size": 8,
+    "embed_dim": 32,
+    "depth": 2,
+    "num_heads": 2,
+    "qkv_bias": False,
+}
 ALONE = dict(model__drop_path=0.0, model__kwargs=PLAIN)  # nothing may be drawn a process
 # 41 images in batches of 20: the last step has one image, for two processes with three
 # micro-batches
 IDMM = dict(
-    **ALONE, data__subset={"total": 41}, train__accumulate=3, train__epochs=3, train__save_minutes=60,
-    method__cutmix_alpha=0, train__monitor_every=1, train__clip_grad=0.5,
-)  # fmt: skip
+    **ALONE,
+    data__subset={"total": 41},
+    train__accumulate=3,
+    train__epochs=3,
+    train__save_minutes=60,
+    method__cutmix_alpha=0,
+    train__monitor_every=1,
+    train__clip_grad=0.5,
+)
 PRETRAIN = IDMM | {"train__epochs": 6}
 NOISE = 3e-4  # a tenth of a step at full rate, which Adam may make of noise
 SIDES = [{"size": 16}, {"size": 32, "batch_size": 8}]
@@ -54,7 +72,10 @@ def together(stage, out, **changes):
 
 def torchrun(stage, out, **changes):
     """Starts a stage on two processes, with torchrun."""
-    return Process([*TORCHRUN, f"{stage}.py", *flags(stage, out, **changes)], f"{out}.err")
+    return Process(
+        [*TORCHRUN, f"{stage}.py", *flags(stage, out, **changes)],
+        f"{out}.err",
+    )
 
 
 def both(stage, folder, launch=together, **changes):
@@ -81,7 +102,12 @@ def assert_alike(one, two, tolerance=NOISE):
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    return both("pretrain", tmp_path_factory.mktemp("pretrained"), torchrun, **PRETRAIN)
+    return both(
+        "pretrain",
+        tmp_path_factory.mktemp("pretrained"),
+        torchrun,
+        **PRETRAIN,
+    )
 
 
 def test_pretrain_on_two_processes(pretrained):
@@ -100,9 +126,19 @@ def test_finetune_on_two_processes(tmp_path):
         model = create_backbone(NAME, 16, **PLAIN)
     init = a_run(tmp_path / "init", model=model, kwargs={**PLAIN, "img_size": 16})
     one, two, _ = both(
-        "finetune", tmp_path, **ALONE, data__name="folder", data__root=root, data__subset=None, stages=SIDES,
-        init=init, train__epochs=1, train__save_minutes=60, augment__mixup_alpha=0, augment__cutmix_alpha=0,
-    )  # fmt: skip
+        "finetune",
+        tmp_path,
+        **ALONE,
+        data__name="folder",
+        data__root=root,
+        data__subset=None,
+        stages=SIDES,
+        init=init,
+        train__epochs=1,
+        train__save_minutes=60,
+        augment__mixup_alpha=0,
+        augment__cutmix_alpha=0,
+    )
     assert_alike(one, two)
     results = [read(out / "result.json") | {"seconds": 0} for out in (one, two)]
     assert results[0] == results[1]
@@ -173,26 +209,47 @@ def test_run_in_use_is_left_alone(tmp_path):
     assert not (out / "config.yaml").exists()
 
 
-SGD = {"train__optimizer": "sgd", "train__lr": 0.05}  # Adam would hide a factor in the gradient
+SGD = {
+    "train__optimizer": "sgd",
+    "train__lr": 0.05,
+}  # Adam would hide a factor in the gradient
 LINEAR = {
     f"method__{key}": None for key in ("classifier", "classifier_init", "classifier_lr_scale")
 }
 # the last of an epoch's steps has one image, so that one process has none
 PAIR = dict(
-    **ALONE, **SGD, **LINEAR, views__crops=[{"count": 2, "scale": [0.3, 1.0]}], train__accumulate=1,
-    train__save_minutes=60, data__subset={"total": 43}, train__batch_size=21, train__epochs=3,
-)  # fmt: skip
+    **ALONE,
+    **SGD,
+    **LINEAR,
+    views__crops=[{"count": 2, "scale": [0.3, 1.0]}],
+    train__accumulate=1,
+    train__save_minutes=60,
+    data__subset={"total": 43},
+    train__batch_size=21,
+    train__epochs=3,
+)
 DINO = {"method__hidden_dim": 24, "method__dim": 12, "method__momentum": 0.9}
 METHODS = {
     "supcon": PAIR | {"method__name": "supcon"},
     # a batch fills the queue: no key is lost; with seed 0 a ReLU of the head is so near its kink
     # that rounding decides
-    "mocov2": PAIR | {
-        "method__name": "mocov2", "data__subset": {"total": 42}, "method__queue": 21, "method__momentum": 0.9, "seed": 1,
+    "mocov2": PAIR
+    | {
+        "method__name": "mocov2",
+        "data__subset": {"total": 42},
+        "method__queue": 21,
+        "method__momentum": 0.9,
+        "seed": 1,
     },
     # equal shares
-    "dino": PAIR | DINO | {"method__name": "dino", "data__subset": {"total": 40}, "train__batch_size": 20},
-}  # fmt: skip
+    "dino": PAIR
+    | DINO
+    | {
+        "method__name": "dino",
+        "data__subset": {"total": 40},
+        "train__batch_size": 20,
+    },
+}
 NWAY = {
     "linear": IDMM | SGD | LINEAR | {"train__accumulate": 1},
     "cosine": IDMM | SGD | {"train__clip_grad_mode": "tensor", "method__classifier_lr_scale": 1},
@@ -224,11 +281,12 @@ rank = distributed.rank()
 assert distributed.world() == 2
 
 def shares(counts, seed):
-    whole = torch.randn(sum(counts), 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    whole = torch.randn(sum(counts), 5, dtype=torch.float64, generator=generator)
     return whole.requires_grad_(), whole.detach().split(counts)[rank].clone().requires_grad_()
 
-def check(found, wanted, what):
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12, msg=lambda text: f"{what} {counts}: {text}")
+def check(value, expected):
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
 
 for counts in ((3, 2), (2, 3), (4, 0), (0, 3), (1, 1)):
     factor = counts[rank] * 2 / sum(counts)  # the loop's, of this process's loss
@@ -239,21 +297,23 @@ for counts in ((3, 2), (2, 3), (4, 0), (0, 3), (1, 1)):
     assert torch.equal(distributed.gather_rows(labels.split(counts)[rank]), labels)
     ((rows**3).sum() * factor).backward()
     (whole**3).sum().backward()
-    check(mine.grad / 2, whole.grad.split(counts)[rank], "gather_rows")  # the mean over processes is yet to come
+    # the mean over processes is yet to come
+    check(mine.grad / 2, whole.grad.split(counts)[rank])
 
     (query, q), (key, k) = shares(counts, 1), shares(counts, 2)
-    wanted = info_nce(query, key, 0.2)
-    wanted.backward()
+    expected = info_nce(query, key, 0.2)
+    expected.backward()
     image = {"weight": factor}  # a process without images has one at factor 0
     if not counts[rank]:
         q, k = (torch.ones(1, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
     loss = info_nce(*gather_batch(image, q, k), 0.2)
-    check(loss, wanted, "info_nce")
+    check(loss, expected)
     (loss * factor).backward()
-    check(q.grad / 2, query.grad.split(counts)[rank] if counts[rank] else torch.zeros_like(q), "info_nce")
+    check(q.grad / 2, query.grad.split(counts)[rank] if counts[rank] else torch.zeros_like(q))
 
 half = torch.ones(rank + 1, 2, dtype=torch.float16)
-assert gather_batch({"weight": 1.0}, half)[0].dtype == torch.float32 and len(gather_batch({}, half)[0]) == 3
+assert gather_batch({"weight": 1.0}, half)[0].dtype == torch.float32
+assert len(gather_batch({}, half)[0]) == 3
 for own in gather_batch({"weight": 0.0}, half):
     assert len(own) == rank + 1, "none has images: each keeps its own"
 print("gathered")
@@ -306,7 +366,11 @@ def test_two_processes_are_one(name, runs):
     losses = [record["loss"] for record in metrics(runs / f"{name}-one")]
     assert abs(losses[-1] - losses[0]) > 1e-4, "it moved"
     compare = assert_state_alike if name in NWAY else assert_alike
-    compare(runs / f"{name}-one", runs / f"{name}-two", NOISE if name == "adamw" else 1e-5)
+    compare(
+        runs / f"{name}-one",
+        runs / f"{name}-two",
+        NOISE if name == "adamw" else 1e-5,
+    )
 
 
 @pytest.mark.parametrize("name", ["one-two", "two-one"])

@@ -17,13 +17,17 @@ from lint_docs import FENCED, OURS, PAGES, commands_of, prose_of  # noqa: E402
 PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 # the grid that docs/compare.md asks to save
 (GRID,) = re.findall(
-    r"(?s)`grid.yaml`:\n+```yaml\n(.*?)```", (ROOT / "docs/compare.md").read_text()
+    r"(?s)`grid.yaml`:\n+```yaml\n(.*?)```",
+    (ROOT / "docs/compare.md").read_text(),
 )
 COMMANDS = {}  # words by page and line
 for page in PAGES:
     for line in commands_of(page):
         if match := OURS.match(line):
-            words = [match[1] or match[2], *shlex.split(match[3] or "", comments=True)]
+            words = [
+                match[1] or match[2],
+                *shlex.split(match[3] or "", comments=True),
+            ]
             COMMANDS[f"{page.name} {' '.join(words)}"] = words
 
 
@@ -63,4 +67,7 @@ def test_flags_in_the_text_exist(capsys):
     flags = set(re.findall(r"--([\w.]+)", capsys.readouterr().out))
     for page in PAGES:
         for flag in re.findall(r"`--([\w.]+\w)(?![\w.*])", prose_of(page)):
-            assert flag in flags or flag.partition(".")[0] in (*TRAINING, "nodes"), (page, flag)
+            assert flag in flags or flag.partition(".")[0] in (
+                *TRAINING,
+                "nodes",
+            ), (page, flag)

@@ -61,8 +61,16 @@ def test_every_planted_fault_is_found_and_no_other(planted, tmp_path, capsys):
     assert code == 1
     assert not report["clean"]
     assert report["unreadable"] == [
-        {"split": "train", "name": "train/china/broken.jpg", "reason": "not an image"},
-        {"split": "train", "name": "train/china/empty.png", "reason": "empty file"},
+        {
+            "split": "train",
+            "name": "train/china/broken.jpg",
+            "reason": "not an image",
+        },
+        {
+            "split": "train",
+            "name": "train/china/empty.png",
+            "reason": "empty file",
+        },
     ]
     assert report["sides"]["train"] == [30, 128, 128]
     assert report["classes"]["train"] == {"china": 19, "flower": 23}
@@ -84,11 +92,13 @@ def test_every_planted_fault_is_found_and_no_other(planted, tmp_path, capsys):
     }
     for part in (
         "42 train, 10 test images",
-        "unreadable: 2 files (train/china/broken.jpg: not an image, train/china/empty.png: empty file). Most",
+        "unreadable: 2 files (train/china/broken.jpg: not an image, "
+        "train/china/empty.png: empty file). Most",
         "sizes of train: short sides of 30 to 128 px, median 128",
         "\nduplicates: 3 pairs (",
         "near-duplicates: 4 pairs (",
-        "\nleakage: 1 pair (train/flower/08.png and test val/flower/leak.png: same file). The same image",
+        "\nleakage: 1 pair (train/flower/08.png and test val/flower/leak.png: same "
+        "file). The same image",
         "\nsuspected leakage: 1 pair (",
         "train/china/wrong.png and train/flower/10.png: same file, labels differ",
         "\nFix: unreadable, duplicates, leakage. Look at: near-duplicates, suspected leakage.\n",
@@ -111,16 +121,35 @@ def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     assert code == 0
     assert "\nNothing to fix.\n" in text
     assert "exclude.txt: nothing to leave out" in text
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["check.json", "exclude.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "check.json",
+        "exclude.txt",
+    ]
     floor = report.pop("floor")
-    assert {"images": 8, "of": "test", "largest_class": 50}.items() <= floor.items()
+    assert {
+        "images": 8,
+        "of": "test",
+        "largest_class": 50,
+    }.items() <= floor.items()
     assert report == {
-        "layout": [], "unreadable": [], "pairs": [], "bands": None, "range": None, "clean": True,
-        "one_colour": [], "dark": [], "enough_to_pretrain": True,
-        "dataset": "folder", "root": str(healthy), "images": {"train": 32, "test": 8},
-        "classes": {"train": {"china": 16, "flower": 16}, "test": {"china": 4, "flower": 4}},
+        "layout": [],
+        "unreadable": [],
+        "pairs": [],
+        "bands": None,
+        "range": None,
+        "clean": True,
+        "one_colour": [],
+        "dark": [],
+        "enough_to_pretrain": True,
+        "dataset": "folder",
+        "root": str(healthy),
+        "images": {"train": 32, "test": 8},
+        "classes": {
+            "train": {"china": 16, "flower": 16},
+            "test": {"china": 4, "flower": 4},
+        },
         "sides": {"train": [128, 128, 128], "test": [128, 128, 128]},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("form", ["flat", "train alone", "one class"])
@@ -162,9 +191,21 @@ def test_an_out_that_cannot_be_written(healthy, tmp_path, capsys):
 
 def test_every_command_takes_a_folder_without_its_flag(healthy, tmp_path, capsys):
     """As the flag does, and together with the same flag. Two folders are refused."""
-    for name in ("train", "pretrain", "finetune", "detect", "segment", "probe", "fewlabel"):
+    for name in (
+        "train",
+        "pretrain",
+        "finetune",
+        "detect",
+        "segment",
+        "probe",
+        "fewlabel",
+    ):
         out = [] if name == "probe" else ["--out", tmp_path / "r"]
-        for argv in (["DIR"], ["--data.root", "DIR"], ["DIR", "--data.root", "DIR"]):
+        for argv in (
+            ["DIR"],
+            ["--data.root", "DIR"],
+            ["DIR", "--data.root", "DIR"],
+        ):
             with pytest.raises(SystemExit, match="0"):
                 call([name, *argv, *out, "--print_config"])
             assert "root: DIR" in capsys.readouterr().out
@@ -172,7 +213,10 @@ def test_every_command_takes_a_folder_without_its_flag(healthy, tmp_path, capsys
         call_ok(["data", "check", *argv])
         assert f"folder in {healthy}: 32 train, 8 test images" in capsys.readouterr().out
     for argv, fault in (
-        (["nowhere"], "data.root: 'nowhere' does not exist, expected a folder of images"),
+        (
+            ["nowhere"],
+            "data.root: 'nowhere' does not exist, expected a folder of images",
+        ),
         (
             [healthy, "--root", tmp_path],
             f"data.name: '{healthy}' is a folder, expected the name of a dataset",
@@ -185,7 +229,10 @@ def test_every_command_takes_a_folder_without_its_flag(healthy, tmp_path, capsys
 def test_a_class_of_few_images_is_named_with_what_becomes_of_it(tmp_path, capsys):
     root = tree(tmp_path / "d", train={"a": 8, "b": 8, "one": 1, "three": 3})
     code, text, _ = checked(root, tmp_path / "c", capsys)
-    small = "small classes: 2 of at most 3 images (one: 1, three: 3). If no folder is test, one image of each is"
+    small = (
+        "small classes: 2 of at most 3 images (one: 1, three: 3). If no folder is test, "
+        "one image of each is"
+    )
     assert code == 0
     assert f"{small} tested, and none of a class of one image. Add images." in text
     assert text.partition("written")[0].endswith("\nLook at: small classes.\n")
@@ -205,7 +252,11 @@ def test_12_bits_among_16_are_found_before_training(tmp_path, capsys):
     (root / "test/a/16.tif").rename(root / "test/b/16.tif")
     code, text, report = checked(root, tmp_path / "c", capsys)
     assert code == 0
-    assert sorted(report["dark"]) == ["test/a/4.tif", "train/a/6.tif", "train/b/1.tif"]
+    assert sorted(report["dark"]) == [
+        "test/a/4.tif",
+        "train/a/6.tif",
+        "train/b/1.tif",
+    ]
     span = "[0.0, 65280.0] is 0 to 1"
     for part in (
         f"values of images of more than 8 bits: {span}. Pass --data.range '[LOW, HIGH]'",
@@ -243,7 +294,13 @@ def test_info_tells_what_is_known(name, capsys):
     spec = DATASETS[name]
     call_ok(["data", "info", name])
     text = " ".join(capsys.readouterr().out.split())
-    about = (spec.title, spec.citation, spec.licence, spec.source, " ".join(spec.manual.split()))
+    about = (
+        spec.title,
+        spec.citation,
+        spec.licence,
+        spec.source,
+        " ".join(spec.manual.split()),
+    )
     for part in (*about, *spec.layout, *spec.archives):
         assert part in text
     assert ("mean_per_class" in text) == (name in ("flowers", "pets", "aircraft"))

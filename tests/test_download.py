@@ -69,7 +69,10 @@ def test_the_command(indoor67, server, tmp_path, capsys):
     argv = ["data", "download", "indoor67", "--root", tmp_path / "root"]
     server.orders = [{"status": 404}]
     assert call(argv) == 1
-    line = f"{next(iter(indoor67.archives))}: cannot be fetched (HTTPError: HTTP Error 404: Not Found). {AGAIN}"
+    line = (
+        f"{next(iter(indoor67.archives))}: cannot be fetched (HTTPError: HTTP Error 404: "
+        f"Not Found). {AGAIN}"
+    )
     assert line in capsys.readouterr().err.splitlines()
     call_ok(argv)
     assert capsys.readouterr().out == "indoor67: 3 train, 2 test, all as in the protocol\n"

@@ -118,7 +118,11 @@ def test_every_block_has_its_own_head_and_the_losses_are_added():
     positions = module.draw(grids, rng(2))
     each = zip(module.heads, grids, positions, strict=True)
     expected = sum(naive(head, grid, pairs, "l1_all", 4) for head, grid, pairs in each)
-    assert_close(module(grids, positions=positions), expected, [*grids, *module.parameters()])
+    assert_close(
+        module(grids, positions=positions),
+        expected,
+        [*grids, *module.parameters()],
+    )
 
 
 def test_pairs_are_uniform_and_the_ends_independent():
@@ -202,9 +206,17 @@ def test_what_cannot_be():
     with pytest.raises(ValueError, match="is shorter than"):
         DenseRelativeLocalization([4, 5], "l1_all")([torch.zeros(2, 4, 6, 6)])
     for width, mode, message in (
-        (4, "l2", "mode must be one of l1, l1_signed, ce, reg, l1_all, got 'l2'"),
+        (
+            4,
+            "l2",
+            "mode must be one of l1, l1_signed, ce, reg, l1_all, got 'l2'",
+        ),
         ([4, 5], "l1", "in_dim must be one width in mode l1, got [4, 5]"),
-        ([], "l1_all", "in_dim must be one width for each block in mode l1_all, got []"),
+        (
+            [],
+            "l1_all",
+            "in_dim must be one width for each block in mode l1_all, got []",
+        ),
     ):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             DenseRelativeLocalization(width, mode)
@@ -220,7 +232,11 @@ def model(classes=3, name="vit_tiny_patch16_224"):
 
 def labelled_batch():
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    return {"images": images, "label": torch.tensor([0, 1, 2, 0]), "index": torch.arange(4)}
+    return {
+        "images": images,
+        "label": torch.tensor([0, 1, 2, 0]),
+        "index": torch.arange(4),
+    }
 
 
 def tuned(backbone, extra=None, **augment):
@@ -235,7 +251,10 @@ def test_the_loss_is_the_sum_and_the_log_holds_drloc():
     extra = Localization(backbone, DrLoc(weight=0.3, pairs=8), 32, 3)
     plain = tuned(backbone, **augment)(labelled_batch(), 7, 0)
     both = tuned(backbone, extra, **augment)(labelled_batch(), 7, 0)
-    expected = extra.loss(token_grid(backbone, labelled_batch()["images"]), numpy_rng(7, "drloc"))
+    expected = extra.loss(
+        token_grid(backbone, labelled_batch()["images"]),
+        numpy_rng(7, "drloc"),
+    )
     torch.testing.assert_close(both["drloc"], expected.detach())
     torch.testing.assert_close(both["loss"], plain["loss"] + 0.3 * expected)
     other = tuned(backbone, extra, **augment)(labelled_batch(), 8, 0)
@@ -258,7 +277,10 @@ def test_grid_size_keeps_finer_grids():
     """A vision transformer's grid of 16 x 16, whole or pooled to 7 x 7."""
     torch.manual_seed(0)
     backbone = create_backbone(
-        "vit_tiny_patch16_224", 64, num_classes=3, **{**KWARGS, "patch_size": 4}
+        "vit_tiny_patch16_224",
+        64,
+        num_classes=3,
+        **{**KWARGS, "patch_size": 4},
     )
     images = torch.randn(2, 3, 64, 64)
     grid = token_grid(backbone, images)
@@ -281,11 +303,20 @@ def test_a_run_with_drloc_logs_it_and_exports_no_head(stage, tmp_path):
 def test_a_grid_of_one_place_is_refused():
     small = create_backbone("vit_tiny_patch16_224", 16, **{**KWARGS, "patch_size": 16})
     with pytest.raises(
-        UserError, match="^drloc.weight: at 16 px the final grid is 1x1, nothing is"
+        UserError,
+        match="^drloc.weight: at 16 px the final grid is 1x1, nothing is",
     ):
         Localization(small, DrLoc(weight=1.0), 16, 3)
 
 
 def test_mode_l1_all_names_itself_where_there_are_no_blocks():
-    with pytest.raises(UserError, match="^drloc.mode: l1_all: resnet18 has no transformer blocks"):
-        Localization(create_backbone("resnet18"), DrLoc(weight=1.0, mode="l1_all"), 64, 3)
+    with pytest.raises(
+        UserError,
+        match="^drloc.mode: l1_all: resnet18 has no transformer blocks",
+    ):
+        Localization(
+            create_backbone("resnet18"),
+            DrLoc(weight=1.0, mode="l1_all"),
+            64,
+            3,
+        )

@@ -31,7 +31,18 @@ def paths(images):
 
 
 def test_arrays(run, images, tmp_path, capsys):
-    call_ok(["embed", "--init", run, images, "--out", tmp_path / "f.npz", "--batch_size", 4])
+    call_ok(
+        [
+            "embed",
+            "--init",
+            run,
+            images,
+            "--out",
+            tmp_path / "f.npz",
+            "--batch_size",
+            4,
+        ]
+    )
     with np.load(tmp_path / "f.npz", allow_pickle=False) as arrays:
         assert sorted(arrays) == ["features", "paths"]
         assert arrays["paths"].tolist() == paths(images)
@@ -93,7 +104,10 @@ def test_mistakes_of_similar(run, images, tmp_path, capsys):
     bad.write_text("no image")
     alone = f"there is no image but the query '{files[0]}'. Name images to compare it with"
     for argv, line in [
-        ([images, files[0]], f"query: '{images}' is no file, expected an image"),
+        (
+            [images, files[0]],
+            f"query: '{images}' is no file, expected an image",
+        ),
         ([files[0], files[0]], f"paths: {alone}"),
         ([bad, images], f"query: '{bad}' cannot be read (not an image)"),
     ]:

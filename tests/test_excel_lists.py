@@ -19,7 +19,11 @@ SAVE = "Save it as 'CSV UTF-8', e.g. in Excel"
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    return tree(tmp_path_factory.mktemp("excel") / "d", scans={"löwe": 3, "bär": 3}, more={"x": 1})
+    return tree(
+        tmp_path_factory.mktemp("excel") / "d",
+        scans={"löwe": 3, "bär": 3},
+        more={"x": 1},
+    )
 
 
 def table(root, delimiter=",", path="scans/{}/{}.png"):
@@ -46,7 +50,9 @@ def test_forms_that_are_clear(form, root, tmp_path):
     """Each is read as classes, and as groups."""
     (tmp_path / "labels.csv").write_bytes(FORMS[form](table(root)))
     train = list_images(
-        section(root, labels=str(tmp_path / "labels.csv")), True, evaluated=False
+        section(root, labels=str(tmp_path / "labels.csv")),
+        True,
+        evaluated=False,
     ).train
     assert train.classes == ["bär", "löwe"]
     assert train.labels.tolist() == [0, 0, 0, 1, 1, 1]
@@ -61,7 +67,10 @@ def test_forms_that_are_clear(form, root, tmp_path):
 def test_names_without_folder_or_ending_in_every_list(tmp_path):
     root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
     for place in ("train/a", "train/b", "test/a"):
-        shutil.copy(root / "train/a/0.png", root / place / f"{place.replace('/', '-')}.png")
+        shutil.copy(
+            root / "train/a/0.png",
+            root / place / f"{place.replace('/', '-')}.png",
+        )
     file = tmp_path / "out.txt"
     file.write_bytes("train-a.png\ntrain-b\r\ntest-a.png\n".encode("utf-16"))
     data = section(root, exclude=str(file))
@@ -69,37 +78,92 @@ def test_names_without_folder_or_ending_in_every_list(tmp_path):
     # pretraining does not list test images then, but may be given the list
     shutil.rmtree(root / "test/b")
     assert list_images(data, labelled=False).excluded == 2
-    call(["data", "check", "--root", root, "--exclude", file, "--out", tmp_path / "c"])
+    call(
+        [
+            "data",
+            "check",
+            "--root",
+            root,
+            "--exclude",
+            file,
+            "--out",
+            tmp_path / "c",
+        ]
+    )
     assert (tmp_path / "c/exclude.txt").read_text().startswith("train-a.png\ntrain-b")
 
 
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (table(None).encode("cp1252"), f"'FILE' is not UTF-8 text, expected a CSV file of path,class. {SAVE}"),
-        (table(None).encode("utf-16-le"), f"'FILE' is not UTF-8 text, expected a CSV file of path,class. {SAVE}"),
-        (b"PK\3\4\x14\0\6\0", f"'FILE' is not UTF-8 text, expected a CSV file of path,class. {SAVE}"),
-        (b"path,class,Class\nx,a,b\n", "the header of 'FILE' has class twice, expected one column"),
-        (b"path,class\nscans/b\xc3\xa4r/0.png,red, green\n", "FILE:2: has 3 cells, expected 2 as in the header"),
-        (b"path,class\n0.png,a\n", "FILE:2: '0.png' fits more/x/0.png, scans/bär/0.png, scans/löwe/0.png, exp"),
-        (b"\x1b[31mpath,kind\n", "the header of 'FILE' lacks path, class, expected path,class. Its first line is"
-         " '\\x1b[31mpath,kind'"),
-        (b'path,class\nx,"' + b"a" * 200_000 + b'"\n',
-         "FILE:2: is not CSV (field larger than field limit (131072)), expected path,class"),
+        (
+            table(None).encode("cp1252"),
+            f"'FILE' is not UTF-8 text, expected a CSV file of path,class. {SAVE}",
+        ),
+        (
+            table(None).encode("utf-16-le"),
+            f"'FILE' is not UTF-8 text, expected a CSV file of path,class. {SAVE}",
+        ),
+        (
+            b"PK\3\4\x14\0\6\0",
+            f"'FILE' is not UTF-8 text, expected a CSV file of path,class. {SAVE}",
+        ),
+        (
+            b"path,class,Class\nx,a,b\n",
+            "the header of 'FILE' has class twice, expected one column",
+        ),
+        (
+            b"path,class\nscans/b\xc3\xa4r/0.png,red, green\n",
+            "FILE:2: has 3 cells, expected 2 as in the header",
+        ),
+        (
+            b"path,class\n0.png,a\n",
+            "FILE:2: '0.png' fits more/x/0.png, scans/bär/0.png, scans/löwe/0.png, exp",
+        ),
+        (
+            b"\x1b[31mpath,kind\n",
+            "the header of 'FILE' lacks path, class, expected path,class. Its first line is"
+            " '\\x1b[31mpath,kind'",
+        ),
+        (
+            b'path,class\nx,"' + b"a" * 200_000 + b'"\n',
+            "FILE:2: is not CSV (field larger than field limit (131072)), expected path,class",
+        ),
     ],
-)  # fmt: skip
+)
 def test_forms_that_are_not_clear_cost_one_line(content, line, root, tmp_path, capsys):
     file = tmp_path / "labels.csv"
     file.write_bytes(content)
     lines = refused(
-        capsys, ["finetune", "--data.root", root, "--data.labels", file, "--out", tmp_path / "r"]
+        capsys,
+        [
+            "finetune",
+            "--data.root",
+            root,
+            "--data.labels",
+            file,
+            "--out",
+            tmp_path / "r",
+        ],
     )
     assert len(lines) == 1
     assert lines[0].startswith(f"data.labels: {line.replace('FILE', str(file))}")
 
 
-ENDS = ["two\nlines.png", "old\rmac.png", "dos\r\n.png", "\x1b[31mred.png", "#a\nb.png"]
-ENDS += ['"quoted", 1.png', "#1.png", "tab\t.png", "back\\slash.png", os.fsdecode(b"caf\xe9.png")]
+ENDS = [
+    "two\nlines.png",
+    "old\rmac.png",
+    "dos\r\n.png",
+    "\x1b[31mred.png",
+    "#a\nb.png",
+]
+ENDS += [
+    '"quoted", 1.png',
+    "#1.png",
+    "tab\t.png",
+    "back\\slash.png",
+    os.fsdecode(b"caf\xe9.png"),
+]
 
 
 def test_names_with_line_ends_come_back_from_every_list(tmp_path, capfd):
@@ -118,5 +182,10 @@ def test_names_with_line_ends_come_back_from_every_list(tmp_path, capfd):
     write_csv(tmp_path / "own.csv", class_rows(plain.parts))
     again = list_images(section(root, labels=str(tmp_path / "own.csv")), labelled=True)
     assert again.train.names == plain.train.names
-    with open(tmp_path / "own.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
+    with open(
+        tmp_path / "own.csv",
+        newline="",
+        encoding="utf-8",
+        errors="surrogateescape",
+    ) as file:
         assert list(csv.DictReader(file)) == read_csv(tmp_path / "own.csv")

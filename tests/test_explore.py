@@ -21,7 +21,8 @@ from idmm.inference import explore_tables
 from idmm.inference.explore_tables import _map
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-FILES = "duplicates.csv duplicates.png labels.csv labels.png neighbours.png exclude.txt map.png rows.png".split()
+FILES = """duplicates.csv duplicates.png labels.csv labels.png neighbours.png exclude.txt map.png
+    rows.png""".split()
 COPIES = {
     ("flower/02.png", "flower/c02.jpg"),
     ("china/03.png", "china/c03.png"),
@@ -30,7 +31,10 @@ COPIES = {
 SAME = ("china/05.png", "china/c05.png")
 MOVED = {"flower/wrong.png", "china/wrong.png"}
 CONFLICT = "train/flower/conflict.png"
-LENGTH = {"train__epochs": 6, "views__crops": [{"count": 2, "scale": [0.5, 1.0]}]}
+LENGTH = {
+    "train__epochs": 6,
+    "views__crops": [{"count": 2, "scale": [0.5, 1.0]}],
+}
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +64,22 @@ def test_held_out_images_and_conflicts_are_found(planted, tmp_path, capsys):
     root = shutil.copytree(planted, tmp_path / "images")
     photo = Image.open(root / "train/china/09.png")
     photo.resize((40, 40)).save(root / CONFLICT)
-    options = {**TINY, "data__root": root, "data__val_fraction": 0.3, "stages": [{"size": 16}]}
+    options = {
+        **TINY,
+        "data__root": root,
+        "data__val_fraction": 0.3,
+        "stages": [{"size": 16}],
+    }
     inside_ok("finetune", out, **options)
     call_ok(["explore", out])
     text = capsys.readouterr().out
     assert text.startswith("37 train, 16 test images of")
     assert "The labels of 1 pair differ. These come first." in text
     first, *_ = table(out / "explore/duplicates.csv")
-    assert (first["path"], first["duplicate"]) == ("train/china/09.png", CONFLICT)
+    assert (first["path"], first["duplicate"]) == (
+        "train/china/09.png",
+        CONFLICT,
+    )
     labels = table(out / "explore/labels.csv")
     tested, held = (
         {row["path"] for row in rows if row["split"] == "test"}
@@ -102,14 +114,22 @@ def simclr(planted, tmp_path_factory):
     for path in (planted / "train").rglob("*.png"):
         shutil.copy(path, flat / f"{path.parent.name}-{path.name}")
     off = {f"method__classifier{end}": None for end in ("", "_init", "_lr_scale")}
-    own = {**off, "method__name": "simclr", "views__crops": [{"count": 2}], "data__root": flat}
+    own = {
+        **off,
+        "method__name": "simclr",
+        "views__crops": [{"count": 2}],
+        "data__root": flat,
+    }
     inside_ok("pretrain", out, **{**TINY, **own})
     return out
 
 
 def pairs(path):
     return {
-        (row["path"].removeprefix("train/"), row["duplicate"].removeprefix("train/"))
+        (
+            row["path"].removeprefix("train/"),
+            row["duplicate"].removeprefix("train/"),
+        )
         for row in table(path)
     }
 
@@ -145,7 +165,12 @@ def test_planted_faults_are_found(run, planted, capsys):
     assert float(labels[0]["score"]) > similarity.LIKELY > float(labels[-1]["score"])
     assert len(labels) == 52
     assert {path.name for path in out.iterdir()} == {*FILES}
-    parts = ["likely pair", "another label", "train/china/c05.png", "exclude.txt"]
+    parts = [
+        "likely pair",
+        "another label",
+        "train/china/c05.png",
+        "exclude.txt",
+    ]
     for part in (*parts, "idmm data check"):
         assert part in text
     with Image.open(out / "map.png") as image:
@@ -169,20 +194,34 @@ def test_a_folder_of_idmm_train_stands_for_its_first_stage(run, tmp_path, capsys
 def test_two_runs_are_mapped_next_to_each_other(run, simclr, tmp_path, monkeypatch, capsys):
     figures = []
     monkeypatch.setattr(explore_tables, "save", lambda figure, path: figures.append(figure))
-    call_ok(["explore", run, simclr, "--classes", "[flower]", "--out", tmp_path / "e"])
+    call_ok(
+        [
+            "explore",
+            run,
+            simclr,
+            "--classes",
+            "[flower]",
+            "--out",
+            tmp_path / "e",
+        ]
+    )
     before, after = figures[0].axes
     count = 26
     for axis, name in ((before, run), (after, simclr)):
         assert axis.get_title() == f"{count} images, t-SNE of {shortened(str(name))}"
-        assert [len(points.get_offsets()) for points in axis.collections] == [count, count], (
-            "all, and the class"
-        )
+        assert [len(points.get_offsets()) for points in axis.collections] == [
+            count,
+            count,
+        ], "all, and the class"
         assert sum(isinstance(artist, AnnotationBbox) for artist in axis.artists) > 3, "thumbnails"
     assert len(table(tmp_path / "e/labels.csv")) == 52, "the tables have all classes"
     capsys.readouterr()
     line = "classes: 'flowr' is no class of these images. Did you mean 'flower'?"
     assert (
-        refused(capsys, ["explore", run, "--classes", "[flowr]", "--out", tmp_path / "f"])[-1]
+        refused(
+            capsys,
+            ["explore", run, "--classes", "[flowr]", "--out", tmp_path / "f"],
+        )[-1]
         == line
     )
     assert refused(capsys, ["explore", run, tmp_path])[-1].startswith(

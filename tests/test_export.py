@@ -32,14 +32,26 @@ SIDE = 32
 
 
 SETTINGS = {
-    "train.size": SIDE, "train.epochs": 3, "train.batch_size": 12, "train.lr": 0.003, "train.device": "cpu",
-    "train.precision": "fp32", "train.warmup_epochs": 0, "data.workers": 0, "data.cache": "off",
+    "train.size": SIDE,
+    "train.epochs": 3,
+    "train.batch_size": 12,
+    "train.lr": 0.003,
+    "train.device": "cpu",
+    "train.precision": "fp32",
+    "train.warmup_epochs": 0,
+    "data.workers": 0,
+    "data.cache": "off",
     "augment.scale": [0.6, 1.0],
-}  # fmt: skip
+}
 
 
 def trained(folder, root, name, kwargs, **changes):
-    model = {"out": folder, "data.root": root, "model.name": name, "model.kwargs": kwargs}
+    model = {
+        "out": folder,
+        "data.root": root,
+        "model.name": name,
+        "model.kwargs": kwargs,
+    }
     call_ok(["finetune", *as_flags(SETTINGS | model, changes)])
     return folder
 
@@ -89,7 +101,13 @@ def logits(run, images):
 
 
 def noise(count, channels=3):
-    return torch.randn(count, channels, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    return torch.randn(
+        count,
+        channels,
+        SIDE,
+        SIDE,
+        generator=torch.Generator().manual_seed(0),
+    )
 
 
 def test_onnx_gives_what_torch_gives_for_any_batch(run, onnx_file):
@@ -111,9 +129,13 @@ def test_onnx_tells_what_programs_need_to_know(onnx_file, run):
     metadata = {prop.key: json.loads(prop.value) for prop in model.metadata_props}
     assert metadata["classes"] == CLASSES
     assert {
-        "size": [SIDE, SIDE], "resize": 36, "interpolation": "bicubic", "mean": [0.485, 0.456, 0.406],
-        "channels": "RGB", "layout": "NCHW",
-    }.items() <= metadata["preprocessing"].items()  # fmt: skip
+        "size": [SIDE, SIDE],
+        "resize": 36,
+        "interpolation": "bicubic",
+        "mean": [0.485, 0.456, 0.406],
+        "channels": "RGB",
+        "layout": "NCHW",
+    }.items() <= metadata["preprocessing"].items()
     assert model.opset_import[0].version == 18
     content = onnx_file.read_bytes()
     # nothing of this machine
@@ -139,18 +161,37 @@ def test_a_backbone_gives_features(whole, tmp_path):
     assert "- started from: `pretrain`\n" in card
 
 
-LEARNED = {"name": "resnet10t", "kwargs": {"channels": [8, 8, 8, 8]}, "size": 32}
+LEARNED = {
+    "name": "resnet10t",
+    "kwargs": {"channels": [8, 8, 8, 8]},
+    "size": 32,
+}
 BACKBONES = {  # of each kind that the recipes use: its arguments, and how it starts
     "hog": ({}, "timm"),
     "hog_conv": (dict(filters=16, fixed=12, learned=LEARNED), "timm"),
     "t2t_vit_7": (dict(embed_dim=16, depth=1, num_heads=2), "timm"),
-    "cvt_13": (dict(embed_dims=[8, 8, 8], depths=[1, 1, 1], num_heads=[1, 1, 1]), "timm"),
-    "vit_tiny_patch16_224": (dict(patch_size=8, embed_dim=48, depth=1, num_heads=3), "structured"),
-    "deit_tiny_distilled_patch16_224": (dict(patch_size=8, embed_dim=16, depth=1, num_heads=2), "timm"),
-    "pvt_v2_b0": (dict(embed_dims=[8, 16, 20, 16], depths=[1] * 4, num_heads=[1] * 4), "timm"),
-    "swin_tiny_patch4_window7_224": (dict(embed_dim=8, depths=[1, 1], num_heads=[1, 1], window_size=4), "timm"),
+    "cvt_13": (
+        dict(embed_dims=[8, 8, 8], depths=[1, 1, 1], num_heads=[1, 1, 1]),
+        "timm",
+    ),
+    "vit_tiny_patch16_224": (
+        dict(patch_size=8, embed_dim=48, depth=1, num_heads=3),
+        "structured",
+    ),
+    "deit_tiny_distilled_patch16_224": (
+        dict(patch_size=8, embed_dim=16, depth=1, num_heads=2),
+        "timm",
+    ),
+    "pvt_v2_b0": (
+        dict(embed_dims=[8, 16, 20, 16], depths=[1] * 4, num_heads=[1] * 4),
+        "timm",
+    ),
+    "swin_tiny_patch4_window7_224": (
+        dict(embed_dim=8, depths=[1, 1], num_heads=[1, 1], window_size=4),
+        "timm",
+    ),
     "resnet50": (dict(layers=[1, 1, 1, 1]), "timm"),
-}  # fmt: skip
+}
 OURS = ("hog", "hog_conv", "t2t_vit_7", "cvt_13")
 PHOTO = f"test/{CLASSES[0]}/1.png"
 WITHOUT_IDMM = """
@@ -179,7 +220,14 @@ def every(tmp_path_factory, photos):
     folder = tmp_path_factory.mktemp("every")
     codes = []
     for name, (kwargs, start) in BACKBONES.items():
-        run = trained(folder / name, photos, name, kwargs, train__epochs=1, model__start=start)
+        run = trained(
+            folder / name,
+            photos,
+            name,
+            kwargs,
+            train__epochs=1,
+            model__start=start,
+        )
         exported(run / "m.onnx", run, "onnx")
         for kind in ("timm", "hf"):
             card = (exported(run / kind, run, kind) / "README.md").read_text()
@@ -198,7 +246,16 @@ def every(tmp_path_factory, photos):
 def test_every_backbone_through_every_format(name, every, photos, tmp_path, capsys):
     folder, printed = every
     run = folder / name
-    call_ok(["predict", "--init", run, photos / PHOTO, "--out", tmp_path / "p.csv"])
+    call_ok(
+        [
+            "predict",
+            "--init",
+            run,
+            photos / PHOTO,
+            "--out",
+            tmp_path / "p.csv",
+        ]
+    )
     (row,) = read_csv(tmp_path / "p.csv")
     session = onnxruntime.InferenceSession(run / "m.onnx")
     (scores,) = session.run(None, {"images": noise(3).numpy()})
@@ -260,7 +317,15 @@ def test_a_model_that_timm_cannot_rebuild(run, tmp_path, capsys, monkeypatch):
         raise TypeError("__init__() got an unexpected keyword argument 'global_pool'")
 
     monkeypatch.setattr("timm.models.save_for_hf", fail)
-    argv = ["export", "--init", run, "--format", "hf", "--out", tmp_path / "new"]
+    argv = [
+        "export",
+        "--init",
+        run,
+        "--format",
+        "hf",
+        "--out",
+        tmp_path / "new",
+    ]
     (line,) = refused(capsys, argv, code=1)
     assert line.startswith("format: vit_tiny_patch16_224 cannot be rebuilt by timm ")
     assert "'global_pool'" in line
@@ -303,7 +368,12 @@ def test_the_example_agrees_with_predict(name, run, photos, phone, tmp_path_fact
     rows = read_csv(folder / "p.csv")
     broken = folder / "broken.jpg"
     broken.write_bytes(b"no image")
-    command = [sys.executable, ROOT / "examples/classify_onnx.py", onnx_file, broken]
+    command = [
+        sys.executable,
+        ROOT / "examples/classify_onnx.py",
+        onnx_file,
+        broken,
+    ]
     command += [row["path"] for row in rows]
     done = subprocess.run([*map(str, command)], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 2
@@ -355,7 +425,15 @@ def test_the_card_tells_what_was_measured(run, hub, photos):
 def test_what_is_not_torchs_is_not_written(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(export_model, "TOLERANCE", -1.0)
     for kind, out in (("onnx", "m.onnx"), ("timm", "deep/b")):
-        argv = ["export", "--init", run, "--format", kind, "--out", tmp_path / "new" / out]
+        argv = [
+            "export",
+            "--init",
+            run,
+            "--format",
+            kind,
+            "--out",
+            tmp_path / "new" / out,
+        ]
         (line,) = refused(capsys, argv, code=1)
         assert "outputs differ from torch's" in line
         assert "largest difference" in line
@@ -372,7 +450,11 @@ def test_bad_out(run, tmp_path, capsys):
         ("onnx", "m.pt", f"'OUT' {ending} .onnx"),
         ("onnx", "folder.onnx", "'OUT' is a folder, expected a file"),
         ("timm", "full", "'OUT' exists and is not empty. Name a new folder"),
-        ("hf", "file", "cannot write 'OUT', because 'OUT' is not a folder. Name another place"),
+        (
+            "hf",
+            "file",
+            "cannot write 'OUT', because 'OUT' is not a folder. Name another place",
+        ),
     ]:
         out = tmp_path / name
         lines = refused(capsys, ["export", "--init", run, "--format", kind, "--out", out])
@@ -400,6 +482,14 @@ def test_bad_run(run, tmp_path, capsys):
 
 def test_without_the_extra(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "NEEDED", ("onnx", "no_such_library"))
-    argv = ["export", "--init", run, "--format", "onnx", "--out", tmp_path / "m.onnx"]
+    argv = [
+        "export",
+        "--init",
+        run,
+        "--format",
+        "onnx",
+        "--out",
+        tmp_path / "m.onnx",
+    ]
     (line,) = refused(capsys, argv)
     assert line.startswith("format: onnx: needs no_such_library. Install it with: pip install ")

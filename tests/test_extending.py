@@ -55,23 +55,61 @@ def test_examples_train(tmp_path):
     line."""
     house = tmp_path / "house"
     for name in ("idmm", "configs"):
-        shutil.copytree(ROOT / name, house / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name,
+            house / name,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
     for name in ("pretrain.py", "finetune.py"):
         shutil.copy(ROOT / name, house)
     blocks = re.findall(
-        r"(?ms)^```(?:python|yaml)\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text()
+        r"(?ms)^```(?:python|yaml)\n(.*?)^```$",
+        (ROOT / "CONTRIBUTING.md").read_text(),
     )
     assert len([put(block, house) for block in blocks]) == 8
 
     leaves(tmp_path / "data" / "leaves")
-    data = ["--data.name", "leaves", "--data.root", tmp_path / "data", "--data.workers", "0"]
+    data = [
+        "--data.name",
+        "leaves",
+        "--data.root",
+        tmp_path / "data",
+        "--data.workers",
+        "0",
+    ]
     small = "--train.epochs 1 --train.batch_size 8 --train.device cpu --train.precision fp32"
     data += small.split()
-    model = ["--model.name", "plainnet_4", "--model.kwargs", "{width: 8}", "--views.size", "32"]
+    model = [
+        "--model.name",
+        "plainnet_4",
+        "--model.kwargs",
+        "{width: 8}",
+        "--views.size",
+        "32",
+    ]
     first = tmp_path / "a"
     second = tmp_path / "b"
-    run(house, "pretrain.py", "--config", "barlowtwins", *data, *model, "--out", first)
-    run(house, "finetune.py", "--init", first, *data, "--train.size", "32", "--out", second)
+    run(
+        house,
+        "pretrain.py",
+        "--config",
+        "barlowtwins",
+        *data,
+        *model,
+        "--out",
+        first,
+    )
+    run(
+        house,
+        "finetune.py",
+        "--init",
+        first,
+        *data,
+        "--train.size",
+        "32",
+        "--out",
+        second,
+    )
     assert read(second / "result.json")["num_classes"] == 2
     assert read(second / "model.json")["name"] == "plainnet_4"
 
@@ -80,7 +118,11 @@ def run(house, *argv):
     # the copy's idmm, no other
     own = {key: value for key, value in ENVIRONMENT.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, *map(str, argv)], cwd=house, env=own, capture_output=True, text=True
+        [sys.executable, *map(str, argv)],
+        cwd=house,
+        env=own,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
 
@@ -96,7 +138,13 @@ def run_example(name, monkeypatch, **settings):
 def test_tuning_keeps_the_best_trial_and_continues(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     for trials in (1, 2):
-        run_example("tune_with_optuna.py", monkeypatch, OUT=out, TRIALS=trials, EPOCHS=1)
+        run_example(
+            "tune_with_optuna.py",
+            monkeypatch,
+            OUT=out,
+            TRIALS=trials,
+            EPOCHS=1,
+        )
         printed = capsys.readouterr()
         assert printed.err.count("finished with value") == 1, "a finished trial is not repeated"
     assert "kNN on held-out training images: first trial" in printed.out
@@ -104,4 +152,7 @@ def test_tuning_keeps_the_best_trial_and_continues(tmp_path, monkeypatch, capsys
     tuned = build(PretrainConfig, out / "tuned.yaml")
     assert tuned.views.crops[0].scale[1] == 1.0
     assert 1e-4 <= tuned.train.lr <= 1e-2
-    assert sorted(path.name for path in out.iterdir()) == ["study.db", "tuned.yaml"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "study.db",
+        "tuned.yaml",
+    ]

@@ -66,7 +66,10 @@ def test_each_image_is_tested_once(done, images):
 
 
 def test_all_folds_are_no_backbone(done, tmp_path, capsys):
-    line = f"init: '{done}' holds k-fold runs. Give one of them ('{done / 'fold-1'}'), or a run on all images"
+    line = (
+        f"init: '{done}' holds k-fold runs. Give one of them ('{done / 'fold-1'}'), or a "
+        "run on all images"
+    )
     assert refused(capsys, ["finetune", "--init", done, "--out", tmp_path / "o"]) == [line]
 
 
@@ -100,14 +103,27 @@ def test_folds_that_cannot_be_dealt_out_are_refused(images, done, tmp_path, caps
         (plain, [3], f"out: '{plain}' holds a run without folds"),
         (new, [3, "--data.fold", 4], "data.fold: got "),
     ):
-        argv = ["finetune", "--data.root", images, "--out", out, "--data.folds", *flags]
+        argv = [
+            "finetune",
+            "--data.root",
+            images,
+            "--out",
+            out,
+            "--data.folds",
+            *flags,
+        ]
         assert refused(capsys, argv)[-1].startswith(fault)
     assert not new.exists()
 
 
 def test_folds_beside_splits_of_the_dataset(tmp_path, caplog):
     caplog.set_level("INFO")
-    root = tree(tmp_path / "d", train={"a": 6, "b": 6}, val={"a": 1, "b": 1}, test={"a": 2, "b": 2})
+    root = tree(
+        tmp_path / "d",
+        train={"a": 6, "b": 6},
+        val={"a": 1, "b": 1},
+        test={"a": 2, "b": 2},
+    )
     splits = list_images(section(root, folds=3, fold=2), labelled=True)
     assert {name.split("/")[0] for name in splits.train.names + splits.test.names} == {"train"}
     assert splits.val.names == ["val/a/0.png", "val/b/0.png"]
@@ -134,8 +150,26 @@ def test_a_group_is_in_one_fold(tmp_path):
 
 def test_a_probe(images, tmp_path, capsys):
     run = a_run(tmp_path / "run")
-    argv = ["--init", run, "--data.root", images, "--data.workers", 0, "--data.folds", 3]
-    call_ok(["probe", *argv, "--data.groups", r"(\w+/\d)", "--out", tmp_path / "p"])
+    argv = [
+        "--init",
+        run,
+        "--data.root",
+        images,
+        "--data.workers",
+        0,
+        "--data.folds",
+        3,
+    ]
+    call_ok(
+        [
+            "probe",
+            *argv,
+            "--data.groups",
+            r"(\w+/\d)",
+            "--out",
+            tmp_path / "p",
+        ]
+    )
     result = read(tmp_path / "p/result.json")
     out = capsys.readouterr().out
     groups = [fold["per_group"] for fold in result["folds"]]

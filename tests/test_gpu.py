@@ -19,7 +19,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 gpu_alone = pytest.mark.skipif(not ON_GPU, reason="asks for CUDA itself")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
 HERE = {"train__device": DEVICE}
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+TORCHRUN = [
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "1",
+]
 
 
 @pytest.fixture
@@ -54,7 +60,11 @@ def test_a_resumed_run_ends_with_the_same_weights(stage, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
 def test_fp16_goes_on_with_its_scaler(stage, tmp_path, monkeypatch):
-    half = {**HERE, "train__precision": "fp16" if ON_GPU else "bf16", "train__clip_grad": 1.0}
+    half = {
+        **HERE,
+        "train__precision": "fp16" if ON_GPU else "bf16",
+        "train__clip_grad": 1.0,
+    }
     scaler = state(stopped(monkeypatch, stage, tmp_path / "a", **half))["scaler"]
     assert not ON_GPU or scaler["scale"] > 1
     inside_ok(stage, tmp_path / "a", **half)
@@ -62,14 +72,23 @@ def test_fp16_goes_on_with_its_scaler(stage, tmp_path, monkeypatch):
 
 
 def test_bf16_with_workers_that_are_forked_beside_cuda(tmp_path):
-    changes = {**HERE, "train__precision": "bf16", "data__workers": 2, "train__ema": 0.9}
+    changes = {
+        **HERE,
+        "train__precision": "bf16",
+        "data__workers": 2,
+        "train__ema": 0.9,
+    }
     inside_ok("pretrain", tmp_path / "a", **changes)
     assert metrics(tmp_path / "a")[-1]["loss"] < metrics(tmp_path / "a")[0]["loss"] + 0.5
 
 
 @gpu_alone
 def test_auto_takes_the_gpu_and_bf16(tmp_path):
-    auto = {"train__device": "auto", "train__precision": "auto", "train__epochs": 1}
+    auto = {
+        "train__device": "auto",
+        "train__precision": "auto",
+        "train__epochs": 1,
+    }
     inside_ok("pretrain", tmp_path / "a", **auto)
     assert state(tmp_path / "a")["precision"] == (
         "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
@@ -77,7 +96,10 @@ def test_auto_takes_the_gpu_and_bf16(tmp_path):
 
 
 def test_losses_are_those_of_the_cpu(tmp_path, no_tf32):
-    one = {"model__drop_path": 0.0, "train__epochs": 1}  # nothing that the device draws
+    one = {
+        "model__drop_path": 0.0,
+        "train__epochs": 1,
+    }  # nothing that the device draws
     inside_ok("pretrain", tmp_path / "cpu", **one, train__device="cpu")
     inside_ok("pretrain", tmp_path / "gpu", **one, **HERE)
     expected, loss = (metrics(tmp_path / name)[0]["loss"] for name in ("cpu", "gpu"))
@@ -93,7 +115,8 @@ def on_device(batch):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "name", ["idmm", "simclr", "supcon", "supervised", "mocov2", "mocov3", "dino"]
+    "name",
+    ["idmm", "simclr", "supcon", "supervised", "mocov2", "mocov3", "dino"],
 )
 def test_a_step_of_each_method(name, precision):
     if name not in ("idmm", "supervised"):

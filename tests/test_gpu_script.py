@@ -8,18 +8,29 @@ from helpers import ROOT, read
 sys.path.append(str(ROOT / "benchmarks"))
 import gpu  # noqa: E402 (a script)
 
-SLOW = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(130)); time.sleep(60)"
+SLOW = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+time.sleep(60)
+"""
 
 
 def command(path, code):
     """A row that notes that it ran."""
-    return [sys.executable, "-c", f"open({str(path)!r}, 'a').write('x'); {code}"]
+    return [
+        sys.executable,
+        "-c",
+        f"open({str(path)!r}, 'a').write('x')\n{code}",
+    ]
 
 
 @pytest.fixture
 def commands(monkeypatch, tmp_path):
     """The commands of the rows a and b, which may be changed between two starts."""
-    argv_of = {"a": command(tmp_path / "a", "print('well')"), "b": command(tmp_path / "b", SLOW)}
+    argv_of = {
+        "a": command(tmp_path / "a", "print('well')"),
+        "b": command(tmp_path / "b", SLOW),
+    }
 
     def rows(part, *_):
         return [gpu.Row(part, name, argv) for name, argv in argv_of.items()]
@@ -44,7 +55,10 @@ def test_a_row_that_is_cut_off_is_unfinished_and_starts_again(commands, tmp_path
     commands["b"] = command(tmp_path / "b", "pass")
     assert gpu.main([*start, "30"]) == 0
     assert record(out, "b")["status"] == "done"
-    assert ((tmp_path / "a").read_text(), (tmp_path / "b").read_text()) == ("x", "xx")
+    assert ((tmp_path / "a").read_text(), (tmp_path / "b").read_text()) == (
+        "x",
+        "xx",
+    )
     assert "| b | done |" in capsys.readouterr().out
 
 

@@ -13,7 +13,12 @@ from idmm.models.grid import as_grid, block_outputs
 SMALL_VIT = {"patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 2}
 MODELS = [
     ("deit_tiny_patch16_224", SMALL_VIT, (4, 6), 2),
-    ("vit_tiny_patch16_224", SMALL_VIT | {"class_token": False, "global_pool": "avg"}, (4, 6), 2),
+    (
+        "vit_tiny_patch16_224",
+        SMALL_VIT | {"class_token": False, "global_pool": "avg"},
+        (4, 6),
+        2,
+    ),
     ("pvt_v2_b0", {}, (2, 3), 8),
     (
         "swin_tiny_patch4_window7_224",
@@ -49,7 +54,10 @@ def test_features_are_a_grid_of_the_images_places(name, kwargs, places, blocks):
         assert (row >= places[0] / 2, column >= places[1] / 2) == corner
 
     if blocks == 0:
-        with pytest.raises(UserError, match="has no transformer blocks"), block_outputs(model):
+        with (
+            pytest.raises(UserError, match="has no transformer blocks"),
+            block_outputs(model),
+        ):
             pass
         return
     with block_outputs(model) as outputs, torch.no_grad():
@@ -66,6 +74,10 @@ def test_features_are_a_grid_of_the_images_places(name, kwargs, places, blocks):
 
 def test_tokens_without_places_are_refused():
     model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SMALL_VIT)
-    for features in (torch.zeros(2, 1 + 7, 24), torch.zeros(2, 24), [torch.zeros(2, 5, 24)]):
+    for features in (
+        torch.zeros(2, 1 + 7, 24),
+        torch.zeros(2, 24),
+        [torch.zeros(2, 5, 24)],
+    ):
         with pytest.raises(UserError, match="do not form a grid"):
             as_grid(model, features, (64, 64))

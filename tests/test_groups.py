@@ -30,7 +30,11 @@ def near_copies(seed, groups):
     labels = np.arange(groups) % CLASSES
     centres = 1.5 * np.eye(WIDTH)[labels] + draw.normal(size=(groups, WIDTH))
     images = np.repeat(centres, COPIES, axis=0) + 0.05 * draw.normal(size=(groups * COPIES, WIDTH))
-    return images, np.repeat(labels, COPIES), np.repeat(np.arange(groups).astype(str), COPIES)
+    return (
+        images,
+        np.repeat(labels, COPIES),
+        np.repeat(np.arange(groups).astype(str), COPIES),
+    )
 
 
 def test_folds_hold_out_shares_of_classes_and_whole_groups(caplog):
@@ -41,7 +45,8 @@ def test_folds_hold_out_shares_of_classes_and_whole_groups(caplog):
         "each image once, none of the small classes"
     )
     assert caplog.messages == [
-        "classes with fewer images than the 5 folds are left out of the estimate on held-out training images: "
+        "classes with fewer images than the 5 folds are left out of the estimate on "
+        "held-out training images: "
         "'a' (1), 'b' (2), 'c' (3)"
     ]
     for train, held in folds:
@@ -63,7 +68,11 @@ def test_without_a_fold_there_is_no_estimate():
     rows, labels, _ = near_copies(0, 40)
     one = np.array(["one"] * len(labels))  # group, which cannot be held out
     choice = evaluate.choose_strength(rows, labels, groups=one)
-    assert choice == (evaluate.USUAL_STRENGTH, "default, as no group can be held out", {})
+    assert choice == (
+        evaluate.USUAL_STRENGTH,
+        "default, as no group can be held out",
+        {},
+    )
     assert evaluate.fit_temperature(rows, labels, 1.0, groups=one) == 1.0
 
 
@@ -138,7 +147,12 @@ def test_a_groups_own_images_do_not_agree():
 
 
 def test_images_without_labels_have_their_groups(tmp_path):
-    root = tree(tmp_path / "d", train={"a": 4, "b": 4}, test={"a": 2, "b": 2}, unlabelled={"": 3})
+    root = tree(
+        tmp_path / "d",
+        train={"a": 4, "b": 4},
+        test={"a": 2, "b": 2},
+        unlabelled={"": 3},
+    )
     train = list_images(section(root, groups=r"([^/]+/\d)"), labelled=True, unlabelled=True).train
     assert (train.labels < 0).sum() == 3
     assert set(train.groups[train.labels < 0]) == {f"unlabelled/{number}" for number in range(3)}
@@ -158,7 +172,16 @@ def test_idmm_train_counts_groups(tmp_path, capsys, caplog):
         Image.fromarray((pixels + noise).clip(0, 255).astype(np.uint8)).save(scene)
     caplog.set_level(logging.INFO, "idmm")
     out = tmp_path / "x"
-    argv = ["train", root, "--data.groups", r"(\w+/s\d)_", "--minutes", 0.2, "--size", 32]
+    argv = [
+        "train",
+        root,
+        "--data.groups",
+        r"(\w+/s\d)_",
+        "--minutes",
+        0.2,
+        "--size",
+        32,
+    ]
     call_ok([*argv, "--device", "cpu", "--out", out])
     printed = capsys.readouterr().out
     result = read(out / "result.json")

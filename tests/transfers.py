@@ -11,8 +11,14 @@ from idmm.config import parsing
 from idmm.report import grid_pictures
 
 GRID = {
-    "sources": ["digits", {"name": "digits", "label": "few", "subset": {"total": 60}}],
-    "targets": ["digits", {"name": "digits", "label": "other", "subset": {"per_class": 2}}],
+    "sources": [
+        "digits",
+        {"name": "digits", "label": "few", "subset": {"total": 60}},
+    ],
+    "targets": [
+        "digits",
+        {"name": "digits", "label": "other", "subset": {"per_class": 2}},
+    ],
     "methods": ["idmm"],
     "backbones": [{"name": "vit_tiny_patch16_224", "label": "tiny", "kwargs": VIT}],
     "seeds": [3],
@@ -53,12 +59,28 @@ def write(path, **changes):
 
 def inside(out, *argv, **changes):
     """Runs the command line in this process; returns the exit code."""
-    return call(["transfer", "--config", write(f"{out}.yaml", **changes), "--out", out, *argv])
+    return call(
+        [
+            "transfer",
+            "--config",
+            write(f"{out}.yaml", **changes),
+            "--out",
+            out,
+            *argv,
+        ]
+    )
 
 
 def forked(out, *argv):
     """Starts ``python transfer.py`` in a process that has done its imports."""
-    argv = [ROOT / "transfer.py", "--config", write(f"{out}.yaml"), "--out", out, *argv]
+    argv = [
+        ROOT / "transfer.py",
+        "--config",
+        write(f"{out}.yaml"),
+        "--out",
+        out,
+        *argv,
+    ]
     return Forked(argv, f"{out}.{time.monotonic_ns()}.err")
 
 
@@ -70,7 +92,12 @@ def cells(out, protocol="finetune"):
     """What was measured, by source, target and seed."""
     measured = [cell for cell in results(out)["cells"] if cell["protocol"] == protocol]
     return {
-        (c["source"], c["target"], c["seed"]): (c["status"], c["top1"], c["top5"]) for c in measured
+        (c["source"], c["target"], c["seed"]): (
+            c["status"],
+            c["top1"],
+            c["top5"],
+        )
+        for c in measured
     }
 
 
@@ -105,8 +132,17 @@ class Made:
     def __init__(self, monkeypatch, **more):
         self.asked = []
         self.instead = {}
-        self.result = {"top1": 50.0, "top5": 90.0, "seconds": 4.0, "train_size": 7, **more}
-        monkeypatch.setattr("idmm.grid.run.run_stage", lambda config: self(parsing.to_dict(config)))
+        self.result = {
+            "top1": 50.0,
+            "top5": 90.0,
+            "seconds": 4.0,
+            "train_size": 7,
+            **more,
+        }
+        monkeypatch.setattr(
+            "idmm.grid.run.run_stage",
+            lambda config: self(parsing.to_dict(config)),
+        )
         monkeypatch.setattr(grid_pictures, "bars", lambda *_: None)
         monkeypatch.setattr(grid_pictures, "parameters", lambda *_: None)
 
