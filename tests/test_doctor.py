@@ -112,12 +112,6 @@ def test_every_planted_fault_is_found_and_no_other(planted, tmp_path, capsys):
 def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
     (tmp_path / "check.png").touch()  # of an earlier check
     code, text, report = checked(healthy, tmp_path, capsys)
-    for number in (1, 2):  # a list that was edited stays
-        (tmp_path / "exclude.txt").write_text(f"# my {number}")
-        checked(healthy, tmp_path, capsys)
-        old = tmp_path / f"exclude.old{number}.txt"
-        assert old.read_text() == f"# my {number}"
-        old.unlink()
     assert code == 0
     assert "\nNothing to fix.\n" in text
     assert "exclude.txt: nothing to leave out" in text
@@ -150,6 +144,10 @@ def test_a_clean_check_exits_0_and_writes_no_sheet(healthy, tmp_path, capsys):
         },
         "sides": {"train": [128, 128, 128], "test": [128, 128, 128]},
     }
+    for number in (1, 2):  # a list that was edited stays
+        (tmp_path / "exclude.txt").write_text(f"# my {number}")
+        checked(healthy, tmp_path, capsys)
+        assert (tmp_path / f"exclude.old{number}.txt").read_text() == f"# my {number}"
 
 
 @pytest.mark.parametrize("form", ["flat", "train alone", "one class"])
@@ -185,8 +183,8 @@ def test_images_of_one_colour_are_listed_and_stay(tmp_path, capsys):
 
 def test_an_out_that_cannot_be_written(healthy, tmp_path, capsys):
     (tmp_path / "file").touch()
-    (line,) = refused(capsys, ["data", "check", healthy, "--out", tmp_path / "file/x"])
-    assert line.startswith("out: cannot write")
+    assert call(["data", "check", healthy, "--out", tmp_path / "file/x"]) == 2
+    assert "out: cannot write" in capsys.readouterr().err
 
 
 def test_every_command_takes_a_folder_without_its_flag(healthy, tmp_path, capsys):

@@ -21,7 +21,7 @@ def leaves(folder, rng):
 
 
 def raises(folder, rng):
-    broken = mock.patch("idmm.config.reading.recipe_list", side_effect=KeyError())
+    broken = mock.patch("idmm.cli._run", side_effect=KeyError())
     return fuzz.Case(["configs"], inside=lambda: broken)
 
 
