@@ -82,7 +82,10 @@ class CascadeHeads(nn.Module):
         return [], self._losses(images, proposals, targets)
 
     def _losses(
-        self, images: "_Images", proposals: list[Tensor], targets: list[Tensors]
+        self,
+        images: "_Images",
+        proposals: list[Tensor],
+        targets: list[Tensors],
     ) -> Tensors:
         totals: dict[str, Any] = defaultdict(float)
         head: RoIHeads
@@ -164,14 +167,23 @@ class _Images(NamedTuple):
         loss: Tensor = maskrcnn_loss(logits, object_boxes, masks, classes, object_matches)
         return loss
 
-    def refined(self, head: RoIHeads, offsets: Tensor, boxes: list[Tensor]) -> list[Tensor]:
+    def refined(
+        self,
+        head: RoIHeads,
+        offsets: Tensor,
+        boxes: list[Tensor],
+    ) -> list[Tensor]:
         """Return the boxes moved by a head's offsets, within their images, without a gradient."""
         moved = head.box_coder.decode(offsets.detach(), boxes)[:, 0]  # [R, K + 1, 4] -> [R, 4]
         parts = moved.split([len(box) for box in boxes])
         return list(map(clip_boxes_to_image, parts, self.sizes))
 
 
-def _without(refined: list[Tensor], boxes: list[Tensor], true_boxes: list[Tensor]) -> list[Tensor]:
+def _without(
+    refined: list[Tensor],
+    boxes: list[Tensor],
+    true_boxes: list[Tensor],
+) -> list[Tensor]:
     """Return the refined boxes without those that were true boxes, which each head samples."""
     remaining = []
     for moved, before, true in zip(refined, boxes, true_boxes, strict=True):

@@ -99,10 +99,10 @@ _POLYGONS = TypeAdapter(list[list[float]], config=_STRICT)
 def _reason(error: ErrorDetails, *prefix: str) -> str:
     """Return what pydantic found, with its place."""
     parts = [part for part in error["loc"] if isinstance(part, int) or part in _FIELDS]
-    place = dotted((*prefix, *parts))
+    key = dotted((*prefix, *parts))
     if error["type"] in ("missing", "json_invalid"):
-        return f"{place} {error['msg']}".lower().strip()
-    return f"{place or 'it'} is {reprlib.repr(error['input'])}, expected {expected(error)}"
+        return f"{key} {error['msg']}".lower().strip()
+    return f"{key or 'it'} is {reprlib.repr(error['input'])}, expected {expected(error)}"
 
 
 # ---------------------------------------------------------------------- files
@@ -188,7 +188,11 @@ class _Object(NamedTuple):
 
 
 def _part(
-    root: Path, path: Path, file: _File, labels: dict[str, int], faults: list[Fault]
+    root: Path,
+    path: Path,
+    file: _File,
+    labels: dict[str, int],
+    faults: list[Fault],
 ) -> Split:
     """Return the images that exist in the size of the annotation file, and their objects."""
     images = {str(image.id): image for image in file.images}
@@ -229,7 +233,11 @@ def _have_outlines(path: Path, objects: dict[str, list[_Object]]) -> bool:
     return bool(single) and not without
 
 
-def _target(image: _Image, objects: list[_Object], outlined: bool) -> BoxTarget:
+def _target(
+    image: _Image,
+    objects: list[_Object],
+    outlined: bool,
+) -> BoxTarget:
     segments = None
     if outlined:
         segments = [one.outline for one in objects if one.outline is not None]
@@ -244,7 +252,11 @@ def _target(image: _Image, objects: list[_Object], outlined: bool) -> BoxTarget:
 
 
 def _objects(
-    path: Path, file: _File, images: dict[str, _Image], labels: dict[str, int], faults: list[Fault]
+    path: Path,
+    file: _File,
+    images: dict[str, _Image],
+    labels: dict[str, int],
+    faults: list[Fault],
 ) -> dict[str, list[_Object]]:
     """Return the objects that can be used, by the id of their image."""
     objects: dict[str, list[_Object]] = defaultdict(list)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torchvision.ops import clip_boxes_to_image
 
 from idmm.config.dense import tested_sides
 from idmm.dense.network import Segmenter
@@ -42,10 +43,10 @@ class Objects:
             image_id: Of the image.
             categories: COCO's number of each class.
         """
-        x1, y1, x2, y2 = self.boxes.astype(float).T
-        boxes = np.stack([x1, y1, x2 - x1, y2 - y1], axis=1).tolist()
+        boxes = self.boxes.astype(float)
+        boxes[:, 2:] -= boxes[:, :2]  # width and height
         results = []
-        for number, box in enumerate(boxes):
+        for number, box in enumerate(boxes.tolist()):
             result = {
                 "image_id": image_id,
                 "category_id": categories[self.labels[number]],
@@ -58,7 +59,12 @@ class Objects:
         return results
 
 
-def on_file(output: Tensors, size: Size, side: int, short: float | None = None) -> Objects:
+def on_file(
+    output: Tensors,
+    size: Size,
+    side: int,
+    short: float | None = None,
+) -> Objects:
     """Return a detector's output for a letterboxed canvas in pixels of the image's file.
 
     Masks are drawn at the file's size directly. torchvision's RoIAlign is not aligned, so it trains
@@ -74,39 +80,58 @@ def on_file(output: Tensors, size: Size, side: int, short: float | None = None) 
     height, width = letterboxed(size, side, short=short)
     factor = torch.tensor([w / width, h / height] * 2)
     canvas_boxes = output["boxes"].float().cpu()
-    boxes = (canvas_boxes * factor).clamp(min=0).minimum(torch.tensor([w, h] * 2))
-    inside = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(1)  # others lie in the padding
+    boxes = clip_boxes_to_image(canvas_boxes * factor, size)
+    inside = (boxes[:, 2:] > boxes[:, :2]).all(1)  # others lie in the padding
     segments = None
     if "masks" in output:
-        masks = output["masks"].float().cpu()[inside]
-        unclipped = ((canvas_boxes[inside] + 0.5) * factor).tolist()
-        drawn = zip(masks, unclipped, strict=True)
-        segments = [_run_lengths(mask, box, size) for mask, box in drawn]
-    labels = output["labels"].cpu()[inside]
-    scores = output["scores"].float().cpu()[inside]
-    return Objects(boxes[inside].numpy(), labels.numpy(), scores.numpy(), segments)
+        segments = []
+        masks = output["masks"].float().cpu()
+        unclipped = (canvas_boxes + 0.5) * factor
+        for number in inside.nonzero()[:, 0]:
+            box = unclipped[number].tolist()
+            segments.append(_run_lengths(masks[number], box, size))
+    return Objects(
+        boxes[inside].numpy(),
+        output["labels"].cpu()[inside].numpy(),
+        output["scores"].float().cpu()[inside].numpy(),
+        segments,
+    )
 
 
-def _run_lengths(mask: Tensor, box: list[float], size: Size) -> RunLengths:
+def _run_lengths(
+    mask: Tensor,
+    box: list[float],
+    size: Size,
+) -> RunLengths:
     """Return a mask [1, 28, 28] (probabilities within a box), drawn into an image of ``size``."""
     from pycocotools import mask as coco
 
-    h, w = size
     x1, y1, x2, y2 = box
-    rows = range(max(0, int(y1)), min(h, math.ceil(y2)))
-    columns = range(max(0, int(x1)), min(w, math.ceil(x2)))
-    y = (torch.tensor(rows) + 0.5 - y1) / (y2 - y1) * 2 - 1
-    x = (torch.tensor(columns) + 0.5 - x1) / (x2 - x1) * 2 - 1
-    # [rows, columns, 2], -1 to 1 within the box
-    points = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
+    rows, y = _pixels(y1, y2, size[0])
+    columns, x = _pixels(x1, x2, size[1])
+    points = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)  # [rows, columns, 2]
+    drawn = F.grid_sample(mask[None], points[None], align_corners=False)[0, 0] >= 0.5
     canvas = np.zeros(size, dtype=np.uint8, order="F")
-    inside = F.grid_sample(mask[None], points[None], align_corners=False)[0, 0] >= 0.5
-    canvas[rows.start : rows.stop, columns.start : columns.stop] = inside.numpy()
+    canvas[rows, columns] = drawn.numpy()
     return {"size": list(size), "counts": coco.encode(canvas)["counts"].decode()}
 
 
+def _pixels(
+    low: float,
+    high: float,
+    count: int,
+) -> tuple[slice, Tensor]:
+    """Return the pixels of ``count`` from ``low`` to ``high``, and their positions from -1 to 1."""
+    start = max(0, int(low))
+    stop = min(count, math.ceil(high))
+    positions = (torch.tensor(range(start, stop)) + 0.5 - low) / (high - low) * 2 - 1
+    return slice(start, stop), positions
+
+
 def detection_scores(
-    predictions: Sequence[Objects], truth: Sequence[BoxTarget], classes: Sequence[str]
+    predictions: Sequence[Objects],
+    truth: Sequence[BoxTarget],
+    classes: Sequence[str],
 ) -> tuple[Scores, PerClass]:
     """Return COCO's average precisions, by pycocotools.
 
@@ -121,21 +146,22 @@ def detection_scores(
     """
     from pycocotools.cocoeval import COCOeval
 
-    true_rows = []
-    predicted_rows = []
-    numbers = range(len(classes))
-    prefixes = {"bbox": "", "segm": "mask_"}
-    for image_id, (target, objects) in enumerate(zip(truth, predictions, strict=True)):
-        same = Objects(target.boxes, target.labels, np.ones(len(target.boxes)), target.segments)
-        for row, crowd in zip(same.results(image_id, numbers), target.crowd, strict=True):
-            true_rows.append({**row, "iscrowd": int(crowd)})
-        predicted_rows += objects.results(image_id, numbers)
-        has_outlines = target.segments is not None or not len(target.boxes)
-        if objects.segments is None or not has_outlines:
-            prefixes.pop("segm", None)
+    same = []
+    crowd: list[bool] = []
+    for target in truth:
+        certain = np.ones(len(target.boxes))
+        same.append(Objects(target.boxes, target.labels, certain, target.segments))
+        crowd += target.crowd.tolist()
     sizes = [target.size for target in truth]
-    true = _coco(true_rows, sizes, len(classes))
-    predicted = _coco(predicted_rows, sizes, len(classes))
+    true = _coco(same, sizes, len(classes))
+    predicted = _coco(predictions, sizes, len(classes))
+    for annotation, is_crowd in zip(true.dataset["annotations"], crowd, strict=True):
+        annotation["iscrowd"] = int(is_crowd)
+    outlined = [target.segments is not None or not len(target.boxes) for target in truth]
+    outlined += [objects.segments is not None for objects in predictions]
+    prefixes = {"bbox": ""}
+    if all(outlined):
+        prefixes["segm"] = "mask_"
     per_class = {}
     for kind, prefix in prefixes.items():
         with contextlib.redirect_stdout(io.StringIO()):  # it prints
@@ -159,25 +185,29 @@ def defined_mean(values: NDArray[np.float64]) -> float | None:
     return None
 
 
-def _coco(rows: list[dict[str, Any]], sizes: list[Size], classes: int) -> Any:
-    """Return annotations of images as pycocotools has them, an object of its class COCO."""
+def _coco(objects: Sequence[Objects], sizes: list[Size], classes: int) -> Any:
+    """Return the objects of images as pycocotools has them, in its class COCO."""
     from pycocotools.coco import COCO
 
-    annotations = []
+    rows: list[dict[str, Any]] = []
+    for image_id, one in enumerate(objects):
+        rows += one.results(image_id, range(classes))
     for number, row in enumerate(rows, start=1):
-        annotations.append({"area": 0, "iscrowd": 0, **row, "id": number})
+        row.update(id=number, area=0, iscrowd=0)
+    images = [{"id": number, "height": h, "width": w} for number, (h, w) in enumerate(sizes)]
+    categories = [{"id": number, "name": str(number)} for number in range(classes)]
     coco = COCO()
-    coco.dataset = {
-        "images": [{"id": number, "height": h, "width": w} for number, (h, w) in enumerate(sizes)],
-        "categories": [{"id": number, "name": str(number)} for number in range(classes)],
-        "annotations": annotations,
-    }
+    coco.dataset = {"images": images, "categories": categories, "annotations": rows}
     coco.createIndex()
     return coco
 
 
 # ---------------------------------------------------------------------- classes of pixels
-def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0,)) -> Tensor:
+def segmented(
+    network: Segmenter,
+    images: Tensor,
+    scales: Sequence[float] = (1.0,),
+) -> Tensor:
     """Return each pixel's class probabilities, the mean over scales, float32 [B, K, S, S].
 
     Args:
@@ -188,14 +218,17 @@ def segmented(network: Segmenter, images: Tensor, scales: Sequence[float] = (1.0
     """
     size = images.shape[-1]
     total = torch.zeros((), device=images.device)
-    sides = tested_sides(size, scales)
-    for side in sides:
-        probabilities = network(resized(images, side)).float().softmax(1)  # [B, K, side, side]
-        total = total + resized(probabilities, size)  # in turn: each needs gigabytes
-    return total / len(sides)
+    for side in tested_sides(size, scales):
+        logits = network(resized(images, side)).float()  # [B, K, side, side]
+        total = total + resized(logits.softmax(1), size)  # in turn: each needs gigabytes
+    return total / len(scales)
 
 
-def classes_on_file(logits: Tensor, size: Size, side: int) -> Tensor:
+def classes_on_file(
+    logits: Tensor,
+    size: Size,
+    side: int,
+) -> Tensor:
     """Return the class of each pixel of an image's file, int64 [H, W] on the CPU.
 
     The logits [K, S, S] are those of its canvas. Classes are compared in turn. All of them at the
@@ -204,10 +237,8 @@ def classes_on_file(logits: Tensor, size: Size, side: int) -> Tensor:
     h, w = letterboxed(size, side)
     best = torch.full(size, -torch.inf, device=logits.device)
     classes = torch.zeros(size, dtype=torch.int64, device=logits.device)
-    for number, plane in enumerate(logits[:, :h, :w].float()):
-        enlarged = F.interpolate(
-            plane[None, None], size=size, mode="bilinear", align_corners=False
-        )[0, 0]
+    for number, plane in enumerate(logits[:, None, None, :h, :w].float()):
+        enlarged = F.interpolate(plane, size, mode="bilinear", align_corners=False)[0, 0]
         classes[enlarged > best] = number
         best = torch.maximum(best, enlarged)
     return classes.cpu()

@@ -16,7 +16,11 @@ from idmm.text import capped, listed
 Result = TypeVar("Result")
 
 
-def unusable(source: Path, total: str, reasons: Sequence[str]) -> list[Fault]:
+def unusable(
+    source: Path,
+    total: str,
+    reasons: Sequence[str],
+) -> list[Fault]:
     """Return the faults of a file or folder: what of ``total`` cannot be used, by reason."""
     if not reasons:
         return []
@@ -43,7 +47,11 @@ def as_text(size: Size) -> str:
     return f"{size[1]} x {size[0]}"
 
 
-def misfits(source: Path, split: Split, sizes: Sequence[Size | None]) -> list[str | None]:
+def misfits(
+    source: Path,
+    split: Split,
+    sizes: Sequence[Size | None],
+) -> list[str | None]:
     """Return how the size of each image's boxes or mask contradicts the image.
 
     None: it does not, or there is no size. Warns of images that are turned, as their labels may be

@@ -100,7 +100,12 @@ def _layout(root: Path) -> Layout:
     )
 
 
-def _part(root: Path, layout: Layout, folder: str, faults: list[Fault]) -> Part:
+def _part(
+    root: Path,
+    layout: Layout,
+    folder: str,
+    faults: list[Fault],
+) -> Part:
     """Read a part's masks. Images without one are added to ``faults``."""
     image_folder = root / "images" / folder
     mask_folder = root / layout.masks / folder
@@ -127,7 +132,10 @@ def _part(root: Path, layout: Layout, folder: str, faults: list[Fault]) -> Part:
 
 
 def _classes(
-    root: Path, layout: Layout, train: list[MaskTarget | BadImage], faults: list[Fault]
+    root: Path,
+    layout: Layout,
+    train: list[MaskTarget | BadImage],
+    faults: list[Fault],
 ) -> list[str]:
     """Return the class names, or numbers if there is no file of names."""
     path = root / layout.names
@@ -150,8 +158,7 @@ def _classes(
     except BadImage as error:
         raise UserError(Fault("data.root", f"'{path}' cannot be read ({error.reason})")) from None
     if layout.first:  # ADE20K's file is a table with a header
-        rows = [line.split("\t") for line in lines]
-        lines = [row[-1] for row in rows if row[0][:1].isdigit()]
+        lines = [line.split("\t")[-1] for line in filter(_is_row, lines)]
     classes = [class_of(line) for line in lines]
     if not all(classes):
         fault = f"'{path}' has an empty line, expected the name of class {classes.index('')}"
@@ -160,6 +167,10 @@ def _classes(
         fault = f"'{path}' has {len(classes)} as number of classes, expected 2 to {IGNORED}"
         faults.append(Fault("data.root", fault))
     return classes
+
+
+def _is_row(line: str) -> bool:
+    return line[:1].isdigit()
 
 
 def _reason(target: MaskTarget | BadImage, classes: int) -> str | None:

@@ -6,6 +6,7 @@ accept maps of any backbone.
 """
 
 from functools import partial, reduce
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -178,7 +179,7 @@ def _rcnn(
         mask_heads["mask_predictor"] = MaskRCNNPredictor(width, width, classes + 1)
     anchor_sizes = tuple((8 * stride * share,) for stride in (*STRIDES, 64))
     return kind(
-        _Placeholder(width),
+        SimpleNamespace(out_channels=width),  # all that torchvision reads of a backbone
         rpn_anchor_generator=_Anchors(anchor_sizes, ((0.5, 1.0, 2.0),) * 5),
         box_roi_pool=pool(7),
         box_head=TwoMLPHead(width * 7 * 7, 4 * width),
@@ -191,14 +192,6 @@ def _rcnn(
     )
 
 
-class _Placeholder(nn.Module):
-    """All that torchvision reads of a backbone."""
-
-    def __init__(self, out_channels: int):
-        super().__init__()
-        self.out_channels = out_channels
-
-
 class _Anchors(AnchorGenerator):  # type: ignore[misc]  # torchvision has no types
     """Anchors in fp32 whatever the dtype of the maps."""
 
@@ -206,7 +199,11 @@ class _Anchors(AnchorGenerator):  # type: ignore[misc]  # torchvision has no typ
         super().set_cell_anchors(torch.float32, device)
 
 
-def _in_fp32(module: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Any, Any]) -> Any:
+def _in_fp32(
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    outputs: tuple[Any, Any],
+) -> Any:
     """Make logits and offsets fp32, tensors or lists of them.
 
     torchvision computes boxes in their dtype, and bf16 skips every other pixel beyond 256.
@@ -323,7 +320,11 @@ def pixel_cross_entropy(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def build_network(
-    backbone: Backbone, size: int, in_chans: int, task: str, **layers: Any
+    backbone: Backbone,
+    size: int,
+    in_chans: int,
+    task: str,
+    **layers: Any,
 ) -> Detector | Segmenter:
     """Put a :class:`Detector` (``task`` detect) or :class:`Segmenter` (segment) on a backbone.
 

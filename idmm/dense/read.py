@@ -55,7 +55,11 @@ def read_images(task: str, data: config.Data) -> DenseListing:
     return listing
 
 
-def _arranged(parts: dict[str, Split], classes: dict[int, str], data: config.Data) -> DenseListing:
+def _arranged(
+    parts: dict[str, Split],
+    classes: dict[int, str],
+    data: config.Data,
+) -> DenseListing:
     """Return the images by the ``data`` section. They are divided as if all had one label."""
     for part, split in parts.items():
         parts[part] = replace(split, labels=np.zeros(len(split), int), classes=["image"])
@@ -71,12 +75,14 @@ def _arranged(parts: dict[str, Split], classes: dict[int, str], data: config.Dat
 def _check_classes(listing: DenseListing, unit: str) -> None:
     """Raise UserError if too few classes can be trained. Warn of classes that a split lacks."""
     trained = len(split_classes(listing.train))
-    if unit == "box" and not trained:
-        fault = f"classes with a box in the training images: {trained}, expected 1 or more"
-        raise UserError(Fault("data.root", fault))
-    if unit == "pixel" and trained < 2:
-        fault = f"classes with a pixel in the training images: {trained}, expected 2 or more"
-        raise UserError(Fault("data.root", fault, BINARY))
+    least = 1
+    hint = ""
+    if unit == "pixel":
+        least = 2
+        hint = BINARY
+    if trained < least:
+        fault = f"classes with a {unit} in the training images: {trained}, expected {least} or more"
+        raise UserError(Fault("data.root", fault, hint))
     for part, split in listing.parts.items():
         present = split_classes(split)
         names = enumerate(split.class_names)

@@ -40,7 +40,12 @@ SANITIZE = v2.Compose([v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes(min_siz
 """Removes objects whose boxes have less than a pixel of the canvas in the image."""
 
 
-def letterboxed(size: Size, side: int, scale: float = 1.0, short: float | None = None) -> Size:
+def letterboxed(
+    size: Size,
+    side: int,
+    scale: float = 1.0,
+    short: float | None = None,
+) -> Size:
     """Return the size of an image whose long side becomes ``side`` times ``scale``, at least 1.
 
     With ``short`` the short side becomes ``short``, unless the long side would be more than
@@ -62,7 +67,11 @@ def resized_to(image: Tensor, shape: Size) -> Tensor:
     return resized
 
 
-def canvas_of(shapes: Iterable[Size], side: int, short: float | None) -> Size:
+def canvas_of(
+    shapes: Iterable[Size],
+    side: int,
+    short: float | None,
+) -> Size:
     """Return the size of the canvas for images of these sizes."""
     if short is None:
         return side, side
@@ -70,7 +79,11 @@ def canvas_of(shapes: Iterable[Size], side: int, short: float | None) -> Size:
     return STEP * math.ceil(max(heights) / STEP), STEP * math.ceil(max(widths) / STEP)
 
 
-def on_canvas(array: Tensor, canvas: Size, fill: int = 0) -> Tensor:
+def on_canvas(
+    array: Tensor,
+    canvas: Size,
+    fill: int = 0,
+) -> Tensor:
     """Return an array [C, h, w] in the upper left of a canvas, [C, H, W]."""
     height, width = array.shape[1:]
     return torch.nn.functional.pad(array, (0, canvas[1] - width, 0, canvas[0] - height), value=fill)
@@ -166,7 +179,12 @@ class DenseTransform:
                 sample["image"] = DISTORT(sample["image"])
             return sample
 
-    def _scaled(self, i: int, scale: float, short: float | None = None) -> Tensors:
+    def _scaled(
+        self,
+        i: int,
+        scale: float,
+        short: float | None = None,
+    ) -> Tensors:
         """Return image ``i``, letterboxed times ``scale``, or to the short side, with its target.
 
         It has ``image`` float32 [C, h, w] in [0, 1]. Detection adds ``boxes`` [n, 4], ``labels``

@@ -60,7 +60,11 @@ def confusion_figure(predictions: Predictions, classes: Sequence[str]) -> Figure
 
 
 def _name_cells(
-    axis: Axes, columns: list[str], rows: list[str], counts: Integers, shares: Floats
+    axis: Axes,
+    columns: list[str],
+    rows: list[str],
+    counts: Integers,
+    shares: Floats,
 ) -> None:
     """Add the names of columns and rows, lines between them, and the counts [K, K]."""
     rotation = 0

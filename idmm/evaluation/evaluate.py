@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from idmm import distributed
@@ -19,17 +18,15 @@ from idmm.batch import Batch
 from idmm.data.stratify import stratified_folds
 from idmm.errors import RunError
 from idmm.evaluation import Floats, Integers, Names
+from idmm.evaluation.regression import STRENGTHS, fitted, held_out_hits, threads
 from idmm.report.stats import group_interval, wilson_interval
 
 KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
 NEIGHBOURS = 20
-STRENGTHS = tuple(10.0**n for n in range(-4, 3))  # of the probe: scikit-learn's C
 USUAL_STRENGTH = 1.0  # with few images. Of equally good strengths the nearest to it is chosen
 # images per class, under which a choice is more noise than gain (benchmarks/results/minutes.md)
 FEW = 10
 HOTTEST = 20.0  # highest temperature of a fitted classifier: a fold of few images may fit any
-PROBE_STEPS = 2000  # most steps of the probe's fit
-ONE_THREAD = 20_000_000  # most numbers in the features of a fit for which one thread is the fastest
 # held-out images that settle the choice of a strength. With fewer, more folds are used
 ENOUGH = 1000
 
@@ -95,7 +92,10 @@ def score(predicted: Integers, truth: Integers, groups: Names | None = None) -> 
 
 
 def hit_counts(
-    predicted: Integers, truth: Integers, classes: int, groups: Names | None = None
+    predicted: Integers,
+    truth: Integers,
+    classes: int,
+    groups: Names | None = None,
 ) -> Scores:
     """Return ``per_class`` and, with groups, ``per_group``.
 
@@ -215,13 +215,16 @@ def knn_predict(train: Floats, labels: Integers, test: Floats) -> Integers:
 
 
 def probe_predict(
-    train: Floats, labels: Integers, test: Floats, strength: float = USUAL_STRENGTH
+    train: Floats,
+    labels: Integers,
+    test: Floats,
+    strength: float = USUAL_STRENGTH,
 ) -> Integers:
     """Return the same by logistic regression on standardised features.
 
     ``strength`` is scikit-learn's C.
     """
-    return np.asarray(_fitted(train, labels, strength).predict(test))
+    return np.asarray(fitted(train, labels, strength).predict(test))
 
 
 def fit_linear(
@@ -245,7 +248,7 @@ def fit_linear(
     Returns:
         weight [K, d] and bias [K], float64.
     """
-    pipeline = _fitted(train, labels, strength, class_weight)
+    pipeline = fitted(train, labels, strength, class_weight)
     scaler = pipeline[0]
     linear = pipeline[1]
     rows = linear.coef_.astype(np.float64)
@@ -260,31 +263,6 @@ def fit_linear(
     weight[linear.classes_] = rows
     bias[linear.classes_] = shift
     return weight, bias
-
-
-def _fitted(
-    train: Floats, labels: Integers, strength: float, class_weight: str | None = None
-) -> Any:
-    """Return the regression on standardised features, a scikit-learn pipeline of both steps."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    model = LogisticRegression(C=strength, max_iter=PROBE_STEPS, class_weight=class_weight)
-    # scikit-learn suspects few images per class
-    with _threads(train), warnings.catch_warnings(action="ignore"):
-        return make_pipeline(StandardScaler(), model).fit(train, labels)
-
-
-def _threads(train: Floats) -> threadpool_limits:
-    """Return a block with one thread for a small fit.
-
-    Many short products wait for threads longer than they take.
-    """
-    limit = None
-    if train.size <= ONE_THREAD:
-        limit = 1
-    return threadpool_limits(limit)
 
 
 # ---------------------------------------------------------------------- the probe's strength
@@ -319,17 +297,17 @@ def choose_strength(
     """
     hits = np.zeros(len(STRENGTHS), dtype=np.int64)
     tested = 0  # images
-    with _threads(train):
+    with threads(train):
         if val is not None:
             by = "val"
             tested = len(val[1])
-            hits += _held_out_hits(train, labels, *val, class_weight)
+            hits += held_out_hits(train, labels, *val, class_weight)
         else:
             folds = stratified_folds(labels, groups, seed, classes)
             used = 0
             while tested < ENOUGH and used < len(folds):
                 rest, held = folds[used]
-                hits += _held_out_hits(
+                hits += held_out_hits(
                     train[rest], labels[rest], train[held], labels[held], class_weight
                 )
                 tested += len(held)
@@ -395,32 +373,6 @@ def fit_temperature(
 
     best = minimize_scalar(loss, bounds=(0, math.log(HOTTEST)), method="bounded")
     return math.exp(best.x)
-
-
-def _held_out_hits(
-    train: Floats, labels: Integers, held_out: Floats, truth: Integers, class_weight: str | None
-) -> Integers:
-    """Return the number of correct predictions on held-out images for each strength, [S].
-
-    Each fit starts from the one before.
-    """
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
-    scaler = StandardScaler().fit(train)
-    train = scaler.transform(train)
-    held_out = scaler.transform(held_out)
-    if train.shape[1] > len(train):  # fits in the rows' space are the same, several times faster
-        axes = np.linalg.svd(train, full_matrices=False)[2].T
-        train = train @ axes
-        held_out = held_out @ axes
-    model = LogisticRegression(max_iter=500, warm_start=True, class_weight=class_weight)
-    hits = []
-    with warnings.catch_warnings(action="ignore"):  # fits that did not converge are near enough
-        for strength in STRENGTHS:
-            model.set_params(C=strength).fit(train, labels)
-            hits.append((model.predict(held_out) == truth).sum())
-    return np.array(hits)
 
 
 # ---------------------------------------------------------------------- readouts

@@ -4,14 +4,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from idmm.batch import Batch
 from idmm.data.image_store import ImageStore
-from idmm.evaluation import Integers
 from idmm.evaluation.evaluate import Predictions, knn_predict, predict
 
 
@@ -31,22 +30,9 @@ class Evaluator(ABC):
         """Return values for ``metrics.jsonl``. All processes must call together."""
 
 
-class Extract(Protocol):
-    """Computes pooled features."""
-
-    def __call__(
-        self,
-        backbone: nn.Module,
-        store: ImageStore,
-        /,
-        images: Integers | None = None,
-        *,
-        label: str | None = None,
-    ) -> Tensor:
-        """Return the features of all images, or those of the given numbers, float32 [n, d].
-
-        With a ``label`` the log shows the progress.
-        """
+Extract = Callable[..., Tensor]
+"""(backbone, store, images=None, label=None) -> pooled features, float32 [n, d], of all images of a
+split or those of the given numbers. With a label the log shows the progress."""
 
 
 @dataclass

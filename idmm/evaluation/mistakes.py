@@ -15,7 +15,10 @@ NOTE = "The most frequent pair of class and answer comes first, in each the most
 
 
 def write_mistakes(
-    folder: Path, predictions: Predictions, test: ImageStore, classes: list[str]
+    folder: Path,
+    predictions: Predictions,
+    test: ImageStore,
+    classes: list[str],
 ) -> None:
     """Write ``mistakes.csv``, the most confident first, and ``mistakes.png`` if there are mistakes.
 
@@ -27,24 +30,24 @@ def write_mistakes(
     """
     wrong = (predictions.predicted != predictions.truth).nonzero()[0]
     order = wrong[(-predictions.probability[wrong]).argsort(kind="stable")]
-    rows = [("path", "class", "answer", "confidence")]
+    rows: list[tuple[str, str, str, str]] = []
     by_pair: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i in order.tolist():
         label = classes[predictions.truth[i]]
         answer = classes[predictions.predicted[i]]
+        by_pair[label, answer].append(len(rows))
         rows.append((test.names[i], label, answer, f"{predictions.probability[i]:.6g}"))
-        by_pair[label, answer].append(len(rows) - 2)
-    write_csv(folder / "mistakes.csv", rows)
+    write_csv(folder / "mistakes.csv", [("path", "class", "answer", "confidence"), *rows])
     if not by_pair:
         return
     with drawing("mistakes.png"):
-        drawn: list[int] = []  # places in the order
-        for places in sorted(by_pair.values(), key=len, reverse=True):
-            drawn += places[:COLUMNS]
+        drawn: list[int] = []  # numbers of rows
+        for numbers in sorted(by_pair.values(), key=len, reverse=True):
+            drawn += numbers[:COLUMNS]
         tiles = []
-        for place in drawn[:DRAWN]:
-            name, label, answer, confidence = rows[place + 1]
+        for number in drawn[:DRAWN]:
+            name, label, answer, confidence = rows[number]
             caption = f"{label}\nanswer: {answer}, {float(confidence):.2f}\n{name}"
-            tiles.append(thumbnail(test.picture(order[place]), caption))
+            tiles.append(thumbnail(test.picture(order[number]), caption))
         title = f"{len(tiles)} of {counted(len(order), 'wrong answer')} on {len(test)} test images"
         caption_sheet(in_rows(tiles), folder / "mistakes.png", title, NOTE, LARGE)

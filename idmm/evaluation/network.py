@@ -89,7 +89,11 @@ class Network:
 
     @classmethod
     def from_checkpoint(
-        cls, saved: Checkpoint, num_classes: int, device: str, batch_size: int
+        cls,
+        saved: Checkpoint,
+        num_classes: int,
+        device: str,
+        batch_size: int,
     ) -> "Network":
         """Build the network of a finished run with a classifier of ``num_classes`` (0: none).
 
@@ -108,7 +112,12 @@ class Network:
 
     @classmethod
     def around(
-        cls, saved: Checkpoint, model: nn.Module, size: int, device: str, batch_size: int
+        cls,
+        saved: Checkpoint,
+        model: nn.Module,
+        size: int,
+        device: str,
+        batch_size: int,
     ) -> "Network":
         """Add the preprocessing of a checkpoint's JSON to its model.
 

@@ -21,7 +21,7 @@ from idmm.data.images import Bands
 from idmm.errors import Fault, UserError
 from idmm.evaluation import Floats
 from idmm.evaluation.network import Forward, Network, pooled
-from idmm.files import AnyPath, weights_label
+from idmm.files import AnyPath, weights_fault
 from idmm.models.build import feature_width
 from idmm.models.weights import read_checkpoint
 from idmm.notebook import html_table
@@ -140,7 +140,11 @@ class Classifier:
 
 
 def load_backbone_network(
-    run_or_file: AnyPath, *, device: str = "auto", batch_size: int = BATCH, field: str = ""
+    run_or_file: AnyPath,
+    *,
+    device: str = "auto",
+    batch_size: int = BATCH,
+    field: str = "",
 ) -> Network:
     """Build the backbone of a run, or of a checkpoint with its JSON.
 
@@ -159,7 +163,12 @@ def features_of(network: Network, images: Images, *, on_error: str = "fail") -> 
 
 
 def _outputs(
-    network: Network, images: Images, forward: Forward, width: int, on_error: str, label: str
+    network: Network,
+    images: Images,
+    forward: Forward,
+    width: int,
+    on_error: str,
+    label: str,
 ) -> Embedding:
     """Return the outputs of ``forward`` for images, ``width`` numbers each.
 
@@ -170,8 +179,8 @@ def _outputs(
     listed = listed_images(images, network.bands)
     unreadable: dict[str, str] = {}
     batches = network.file_batches(listed.sources, listed.names, unreadable)
-    batches = counting(batches, len(listed.sources), label)
-    rows = network.outputs(batches, forward).reshape(-1, width)  # also if no image can be read
+    outputs = network.outputs(counting(batches, len(listed.sources), label), forward)
+    rows = outputs.reshape(-1, width)  # also if no image can be read
     if unreadable and (is_single(images) or on_error == "fail"):
         reasons = [f"{name}: {reason}" for name, reason in unreadable.items()]
         raise UserError(*(Fault("images", reason) for reason in capped(reasons, begin="")))
@@ -181,7 +190,11 @@ def _outputs(
 
 
 def load_classifier(
-    run_or_file: AnyPath, *, device: str = "auto", batch_size: int = BATCH, field: str = ""
+    run_or_file: AnyPath,
+    *,
+    device: str = "auto",
+    batch_size: int = BATCH,
+    field: str = "",
 ) -> Classifier:
     """Build the classifier of a finished run, with the names of its classes.
 
@@ -202,15 +215,17 @@ def load_classifier(
     saved = read_checkpoint(run_or_file, field, "model")
     classes = saved.extra.get("classes")
     if not classes:
-        name = weights_label(saved.source, saved.field)
-        raise UserError(
-            f"{name} has no classifier: its JSON lists no classes, expected a fine-tuned run"
-        )
+        text = "has no classifier: its JSON lists no classes, expected a fine-tuned run"
+        raise UserError(weights_fault(saved.source, saved.field, text))
     return Classifier(Network.from_checkpoint(saved, len(classes), device, batch_size), classes)
 
 
 def embed(
-    run_or_file: AnyPath, images: Images, *, device: str = "auto", batch_size: int = BATCH
+    run_or_file: AnyPath,
+    images: Images,
+    *,
+    device: str = "auto",
+    batch_size: int = BATCH,
 ) -> Floats:
     """Return the features of images by a run's backbone, float32 [N, d]. N is 1 for a single image.
 

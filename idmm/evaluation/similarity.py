@@ -95,11 +95,11 @@ def likely_duplicates(rows: Floats) -> Pairs:
     score = near.value.ravel().astype(np.float64) - (crowd[first] + crowd[second]) / 2
     best = score.reshape(near.index.shape).max(axis=1)
     quartile, median = np.percentile(best, [25, 50])
-    order = np.lexsort((np.maximum(first, second), np.minimum(first, second), -score))
-    pairs = np.sort(np.stack([first, second], axis=1)[order], axis=1)
-    _, unique = np.unique(pairs, axis=0, return_index=True)
-    unique.sort()
-    return Pairs(pairs[unique], score[order][unique], float(median + ABOVE * (median - quartile)))
+    pairs = np.sort(np.stack([first, second], axis=1), axis=1)
+    order = np.lexsort((pairs[:, 1], pairs[:, 0], -score))
+    _, unique = np.unique(pairs[order], axis=0, return_index=True)
+    order = order[np.sort(unique)]  # each pair once
+    return Pairs(pairs[order], score[order], float(median + ABOVE * (median - quartile)))
 
 
 def label_margins(near: Neighbours, labels: Integers) -> tuple[Floats, Integers]:
