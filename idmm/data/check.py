@@ -318,12 +318,12 @@ def _near_pairs(summaries: list[_Summary]) -> list[Pair]:
         for i, j in near[near[:, 0] < near[:, 1]].tolist():  # a pair is found from its first
             first = summaries[i]
             second = summaries[j]
-            place = (i, second.ref.split)
-            if counts[place] >= NEAR_MOST:
+            key = (i, second.ref.split)
+            if counts[key] >= NEAR_MOST:
                 continue
             correlation = similarity(first.thumb, second.thumb)
             if correlation >= NEAR_CORRELATION:
-                counts[place] += 1
+                counts[key] += 1
                 pairs.append(Pair("near", first.ref, second.ref, round(correlation, 4)))
     return pairs
 

@@ -238,18 +238,18 @@ def _walk(top: str, key: str = "data.root", later: Set[str] = frozenset()) -> _T
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            place = (*parts, entry.name)
+            path_parts = (*parts, entry.name)
             ending = os.path.splitext(entry.name)[1].lower()
             is_link = entry.is_symlink()
             if is_link and isdir(entry.path):
-                links.append(place)
+                links.append(path_parts)
             elif not is_link and entry.is_dir():
-                folders.append(place)
+                folders.append(path_parts)
             elif is_link and dirname(realpath(entry.path)) in later:
                 tree.others[OTHER_SPLIT] += 1
             # a broken link is a broken image
             elif ending in SUFFIXES and (is_link or entry.is_file()):
-                tree.images.append(place)
+                tree.images.append(path_parts)
             else:
                 tree.others[ending or "without ending"] += 1
         if not parts:
