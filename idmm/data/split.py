@@ -35,6 +35,11 @@ def class_of(folder: str) -> str:
     return one_line(composed(folder).strip())
 
 
+def spread(count: int, most: int) -> NDArray[np.int64]:
+    """Return at most ``most`` numbers below ``count``, evenly spread from the first to the last."""
+    return np.unique(np.linspace(0, count - 1, most).astype(np.int64))
+
+
 @dataclass(frozen=True)
 class Split:
     """Some images of a dataset."""
@@ -76,7 +81,7 @@ class Split:
 
     def sample(self) -> list[str] | Pixels:
         """Return at most 64 of ``items``, evenly spread over all of them."""
-        return self.take(np.unique(np.linspace(0, len(self) - 1, 64).astype(int))).items
+        return self.take(spread(len(self), 64)).items
 
     def take(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> "Split":
         """Return the images at ``indices``, in that order, with all classes."""

@@ -1,5 +1,7 @@
 """``idmm embed``: the features of images."""
 
+from pathlib import Path
+
 import numpy as np
 
 from idmm.config.commands import EmbedConfig
@@ -9,14 +11,14 @@ from idmm.text import counted
 
 
 def embed(config: EmbedConfig) -> str:
-    """Write ``paths`` [N] and ``features`` (float32 [N, d]) of images to ``config.out``, and return
-    a summary.
+    """Write ``paths`` [N] and ``features`` (float32 [N, d]) of images, and return a summary.
 
     Raises:
         UserError: No such run, no readable images, or the file cannot be written.
         RunError: Memory ran out, or the disk is full.
     """
-    out, images = inputs(config, "backbone", (".npz",))
+    out = Path(config.out)
+    _, images = inputs(config, "backbone", (".npz",))
     # torch takes seconds, a mistake is reported at once
     from idmm.evaluation.predictor import features_of, load_backbone_network
 

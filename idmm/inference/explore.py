@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from idmm.config.commands import ExploreConfig
@@ -48,27 +49,13 @@ def explore(config: ExploreConfig) -> str:
         check_place(replace(run, out=config.out))
     log.info("reading the images")
     stores = images_of(folder)
-    count = sum(map(len, stores.values()))
-    if count < 3:
-        raise UserError(f"run: '{folder}' has {count} images, expected at least three")
-    known = stores["train"].classes or []
-    for name in config.classes:
-        if name not in known:
-            raise UserError(
-                Fault("classes", f"'{name}' is no class of these images", nearest(name, known))
-            )
+    _check_images(stores, folder, config.classes)
     out = made_folder(config.out or str(folder / "explore"))
-    features = {}
-    for path in (folder, *others):
-        network = Network.from_checkpoint(
-            read_checkpoint(path), 0, config.device, config.batch_size
-        )
-        network = replace(network, crop_pct=1.0)  # whole images
-        rows = [network.split_features(store, None, part) for part, store in stores.items()]
-        features[str(path)] = np.concatenate(rows)
-    found = replace(_compare(stores, features[str(folder)]), maps=features, classes=config.classes)
-    for name, kind in product((*KINDS, "rows"), ("csv", "png")):  # of an earlier call
-        (out / f"{name}.{kind}").unlink(missing_ok=True)
+    features = {str(path): _features(path, stores, config) for path in (folder, *others)}
+    similarities = _compare(stores, features, config.classes)
+    for name in (*KINDS, "rows"):  # of an earlier call
+        (out / f"{name}.csv").unlink(missing_ok=True)
+        (out / f"{name}.png").unlink(missing_ok=True)
     counts = ", ".join(f"{len(store):,} {part}" for part, store in stores.items())
     summary = [
         f"{counts} images of {folder}. These are suspicions, not findings: check the sheets.",
@@ -76,49 +63,85 @@ def explore(config: ExploreConfig) -> str:
     ]
     for name, write in KINDS.items():
         log.info("writing %s", name)
-        summary += ["", *write(found, out)]
+        summary += ["", *write(similarities, out)]
     rows = instance_rows(folder)
     if rows is not None:
-        summary += ["", *write_rows(found, rows, out)]
-    if expand_home(run.data.exclude or "").is_file():
-        before = run.data.exclude
-    else:
-        before = None
-    exclude = write_exclusions(
-        f"idmm explore {folder}", before, exclusions(found.duplicates), out / "exclude.txt"
-    )
+        summary += ["", *write_rows(similarities, rows, out)]
+    excluded = run.data.exclude
+    if not expand_home(excluded or "").is_file():
+        excluded = None
+    copies = exclusions(similarities.duplicates)
+    exclude = write_exclusions(f"idmm explore {folder}", excluded, copies, out / "exclude.txt")
+    summary += ["", f"written: {exclude}"]
     if config.out:
-        hint = ""
+        summary.append(f"written: tables and sheets in {out}")
     else:
-        hint = f". 'idmm report {config.runs[0]}' shows them"
-    return "\n".join(
-        [*summary, "", f"written: {exclude}", f"written: tables and sheets in {out}{hint}"]
+        summary.append(
+            f"written: tables and sheets in {out}. 'idmm report {config.runs[0]}' shows them"
+        )
+    return "\n".join(summary)
+
+
+def _check_images(stores: dict[str, ImageStore], folder: Path, classes: list[str]) -> None:
+    """Raise UserError if there are too few images, or none of a class."""
+    count = sum(map(len, stores.values()))
+    if count < 3:
+        raise UserError(Fault("run", f"'{folder}' has {count} images, expected at least three"))
+    known = stores["train"].classes or []
+    for name in classes:
+        if name not in known:
+            raise UserError(
+                Fault("classes", f"'{name}' is no class of these images", nearest(name, known))
+            )
+
+
+def _features(
+    run: Path, stores: dict[str, ImageStore], config: ExploreConfig
+) -> NDArray[np.float32]:
+    """Return the features of all images by a run's backbone, [N, d]."""
+    saved = read_checkpoint(run)
+    network = Network.from_checkpoint(saved, 0, config.device, config.batch_size)
+    network = replace(network, crop_pct=1.0)  # whole images
+    return np.concatenate(
+        [network.split_features(store, None, part) for part, store in stores.items()]
     )
 
 
-def _compare(stores: dict[str, ImageStore], rows: np.ndarray) -> Similarities:
+def _compare(
+    stores: dict[str, ImageStore], features: dict[str, NDArray[np.float32]], shown: list[str]
+) -> Similarities:
+    """Compare the images by the features of the first run. ``shown``: classes on the map."""
+    rows = next(iter(features.values()))
     log.info("comparing %d images", len(rows))
     classes = [*(stores["train"].classes or ()), None]  # the last one, of number -1, is none
     images = []
     numbers = []
     for part, store in stores.items():
-        if store.labels is None:
-            own = [-1] * len(store)
-        else:
-            own = store.labels.tolist()
-        images += [ImageRef(part, i, name, classes[own[i]]) for i, name in enumerate(store.names)]
-        numbers += own
+        labels = [-1] * len(store)
+        if store.labels is not None:
+            labels = store.labels.tolist()
+        numbers += labels
+        for i, name in enumerate(store.names):
+            images.append(ImageRef(part, i, name, classes[labels[i]]))
     unit = similarity.unit_rows(rows)
     near = similarity.nearest(unit, CANDIDATES)
-    margins, other = similarity.label_margins(near, np.array(numbers))
+    margins, suggested = similarity.label_margins(near, np.array(numbers))
     duplicates = sorted(_duplicates(stores, images, unit), key=lambda pair: not pair.disagrees)
     return Similarities(
-        stores, images, unit, near, duplicates, margins, [classes[number] for number in other]
+        stores,
+        images,
+        unit,
+        near,
+        duplicates,
+        margins,
+        [classes[number] for number in suggested],
+        features,
+        shown,
     )
 
 
 def _duplicates(
-    stores: dict[str, ImageStore], images: list[ImageRef], unit: np.ndarray
+    stores: dict[str, ImageStore], images: list[ImageRef], unit: NDArray[np.float32]
 ) -> Iterator[Pair]:
     """Yield likely duplicates with their cosine: the same files first, then the likeliest.
 
@@ -127,19 +150,24 @@ def _duplicates(
     """
     hashes = np.concatenate([hash_vectors(store) for store in stores.values()])
     pairs = similarity.likely_duplicates(np.hstack([unit, hashes]))
-    digests = [digest for store in stores.values() for digest in store.digests]
-    first = {}
+    digests: list[str] = []
+    for store in stores.values():
+        digests += store.digests
+    first: dict[str, int] = {}
     for j, digest in enumerate(digests):
-        if (i := first.setdefault(digest, j)) != j:
+        i = first.setdefault(digest, j)
+        if i != j:
             yield Pair("same file", images[i], images[j], float(unit[i] @ unit[j]))
     for i, j in pairs.index[pairs.score > pairs.threshold].tolist():
         if digests[i] != digests[j]:
             yield Pair("near", images[i], images[j], float(unit[i] @ unit[j]))
 
 
-def hash_vectors(store: ImageStore) -> np.ndarray:
-    """Return the images' perceptual hashes as vectors, float32 [N, 64]. Their product is ``HASHES``
-    times the share of equal bits less that of different ones."""
+def hash_vectors(store: ImageStore) -> NDArray[np.float32]:
+    """Return the images' perceptual hashes as vectors, float32 [N, 64].
+
+    Their product is ``HASHES`` times the share of equal bits less that of different ones.
+    """
     numbers = Bar(range(len(store)), desc="perceptual hashes", unit="img", delay=1)
     bits = [perceptual_hash(Image.fromarray(store.picture(i))) for i in numbers]
     return (np.array(bits, dtype=np.float32) * 2 - 1) * np.float32((HASHES / HASH_BITS) ** 0.5)

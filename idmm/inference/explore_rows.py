@@ -1,52 +1,59 @@
-"""Nearest rows of the N-way layer next to nearest features, to see what IDMM learned (section 3.1
-of the paper)."""
+"""Nearest rows of the N-way layer next to nearest features (section 3.1 of IDMM's paper)."""
 
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from idmm.data.split import spread
 from idmm.evaluation import similarity
 from idmm.inference.explore_tables import NEXT, QUERIES, Similarities
-from idmm.report.sheets import BLUE, ORANGE, caption_sheet
+from idmm.report.sheets import BLUE, ORANGE, SheetRow, caption_sheet
 
 WEIGHT = "classifier.weight"  # W in the state of a run of IDMM
 
 
-def instance_rows(run: Path) -> np.ndarray | None:
+def instance_rows(run: Path) -> NDArray[np.float32] | None:
     """Return W of a run's last checkpoint, float32 [N, d]. None if the run has none."""
-    state = run / "last" / "state.pt"
-    if not state.exists():
+    file = run / "last" / "state.pt"
+    if not file.exists():
         return None
-    weight = torch.load(state, map_location="cpu", weights_only=True)["method"].get(WEIGHT)
-    if weight is None:
+    state: dict[str, torch.Tensor] = torch.load(file, map_location="cpu", weights_only=True)[
+        "method"
+    ]
+    if WEIGHT not in state:
         return None
-    return weight.float().numpy()
+    return state[WEIGHT].float().numpy()
 
 
-def write_rows(found: Similarities, rows: np.ndarray, out: Path) -> list[str]:
-    """Draw the images with the nearest rows of W and with the nearest features, and return the
-    printed lines.
+def write_rows(similarities: Similarities, rows: NDArray[np.float32], out: Path) -> list[str]:
+    """Draw images with the nearest rows of W and with the nearest features.
 
     Args:
-        found: The images of the run, those of training first.
+        similarities: Those of the images of the run, the images of training first.
         rows: W, float32 [N, d], of the N training images.
         out: Folder of ``rows.png``.
+
+    Returns:
+        The printed lines.
     """
-    images = found.images[: len(rows)]
+    images = similarities.images[: len(rows)]
+    labels = [image.label for image in images]
     nearest = {
-        "features": similarity.nearest(found.unit[: len(rows)], NEXT).index,
+        "features": similarity.nearest(similarities.unit[: len(rows)], NEXT).index,
         "rows of W": similarity.nearest(similarity.unit_rows(rows), NEXT).index,
     }
-    labels = [image.label for image in images]
     sheet = []
-    for i in np.unique(np.linspace(0, len(images) - 1, QUERIES).astype(int)).tolist():
+    for i in spread(len(images), QUERIES).tolist():
         for kind, index in nearest.items():
-            tiles = [found.tile(images[i], images[i].name, BLUE)]
+            tiles = [similarities.tile(images[i], images[i].name, BLUE)]
             for j in index[i].tolist():
-                is_other = labels[i] is not None and labels[j] not in (None, labels[i])
-                tiles.append(found.tile(images[j], images[j].name, ORANGE if is_other else None))
-            sheet.append((kind, tiles))
+                frame = None
+                if labels[i] is not None and labels[j] not in (None, labels[i]):
+                    frame = ORANGE
+                tiles.append(similarities.tile(images[j], images[j].name, frame))
+            sheet.append(SheetRow(kind, tiles))
     note = "Blue: a sample of the images. Orange: of another class"
     caption_sheet(sheet, out / "rows.png", "Nearest features and nearest rows of W", note)
     lines = ["Nearest rows of W: rows.png shows them next to the nearest features."]
@@ -57,15 +64,15 @@ def write_rows(found: Similarities, rows: np.ndarray, out: Path) -> list[str]:
     return lines
 
 
-def _equal_classes(index: np.ndarray, labels: list[str | None]) -> float | None:
-    """Return the share of neighbours [N, k] whose class is that of their image. None without
-    labels."""
+def _equal_classes(index: NDArray[np.int64], labels: list[str | None]) -> float | None:
+    """Return the share of neighbours [N, k] that have the class of their image.
+
+    None: no image with a label has a neighbour with one.
+    """
     matches = []
     for label, neighbours in zip(labels, index.tolist(), strict=True):
-        if label is None:
-            continue
         for j in neighbours:
-            if labels[j] is not None:
+            if label is not None and labels[j] is not None:
                 matches.append(labels[j] == label)
     if matches:
         return float(np.mean(matches))

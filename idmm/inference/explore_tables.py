@@ -1,16 +1,19 @@
-"""The results of ``idmm explore``: tables with thumbnails, neighbours, a map, and the printed
-summary."""
+"""The results of ``idmm explore``: tables with thumbnails, neighbours, a map, and a summary."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+from numpy.typing import NDArray
 
 from idmm.data.check import ImageRef, Pair
 from idmm.data.image_store import ImageStore
+from idmm.data.split import spread
 from idmm.evaluation import similarity
 from idmm.figures import COLOURS, save, shortened
 from idmm.files import write_csv
@@ -19,6 +22,7 @@ from idmm.report.sheets import (
     BLUE,
     LARGE,
     ORANGE,
+    SheetRow,
     Tile,
     caption_sheet,
     in_rows,
@@ -28,113 +32,99 @@ from idmm.report.sheets import (
 from idmm.text import counted, one_line
 
 WORST = 10  # printed of each kind
-# on the sheets: pairs, labels, neighbours
-PAIRS = 24
-ROWS = 16
-QUERIES = 8
+PAIRS = 24  # on the sheet of duplicates
+ROWS = 16  # on the sheet of labels
+QUERIES = 8  # rows on a sheet of neighbours
 NEXT = 6  # images after the first of a row
 MAPPED = 2000  # images on the map
 APART = 0.05  # least distance of two thumbnails on the map, relative to its sides
 THUMBNAIL = 22  # longest side of a thumbnail on the map (points)
 
+Row = Sequence[str | int | None]  # of a CSV file
+
 
 @dataclass(frozen=True)
 class Similarities:
-    """The images of a run, and the result of comparing them."""
+    """The N images of a run, and the result of comparing them."""
 
     stores: dict[str, ImageStore]  # by split
     images: list[ImageRef]  # of all splits
-    unit: np.ndarray  # rows that the images are compared by, of length 1, float32 [N, d]
+    unit: NDArray[np.float32]  # rows that the images are compared by, of length 1, [N, d]
     near: similarity.Neighbours  # by cosine
     duplicates: list[Pair]  # likely ones, those of different classes first
-    margins: np.ndarray  # of the votes on each label, float64 [N]
+    margins: NDArray[np.float64]  # of the votes on each label, [N]
     suggested: list[str | None]  # class of the neighbours
-    maps: dict[str, np.ndarray] = field(default_factory=dict)  # run -> features of the images
-    classes: list[str] = field(default_factory=list)  # on the map. None: all
+    maps: dict[str, NDArray[np.float32]]  # run -> features of the images, [N, d]
+    classes: list[str]  # on the map. Empty: all
 
     def tile(self, image: ImageRef, caption: str, frame: str | None = None) -> Tile:
         """Return the thumbnail of an image."""
         return thumbnail(self.stores[image.split].picture(image.index), caption, frame)
 
 
-def _worst(rows: list[list], count: int) -> list[str]:
+def _worst(rows: list[Row], count: int) -> list[str]:
     """Return the header and the first of ``count`` rows of a table as lines, none without rows."""
-    cells = [
-        ["" if cell is None else one_line(str(cell)) for cell in row]
-        for row in rows[: 1 + min(count, WORST)]
-    ]
-    if count:
-        return [f"  {line}" for line in aligned(cells)]
-    return []
+    if not count:
+        return []
+    texts = []
+    for row in rows[: 1 + min(count, WORST)]:
+        cells = ["" if cell is None else str(cell) for cell in row]
+        texts.append([one_line(cell) for cell in cells])
+    return [f"  {line}" for line in aligned(texts)]
 
 
-def _duplicates(found: Similarities, out: Path) -> list[str]:
-    pairs = found.duplicates
-    with_classes = any(image.label for image in found.images)
-    rows = [
-        [
-            "rank",
-            "path",
-            "duplicate",
-            "cosine",
-            "kind",
-            *(["class", "duplicate_class"] if with_classes else []),
-        ]
-    ]
+def _duplicates(similarities: Similarities, out: Path) -> list[str]:
+    """Write likely duplicates as a table and a sheet of pairs."""
+    pairs = similarities.duplicates
+    columns = ["rank", "path", "duplicate", "cosine", "kind", "class", "duplicate_class"]
+    if not any(image.label for image in similarities.images):
+        columns = columns[:5]
+    rows: list[Row] = [columns]
     for rank, pair in enumerate(pairs, start=1):
-        if with_classes:
-            classes = [pair.first.label, pair.second.label]
-        else:
-            classes = []
-        rows.append(
-            [rank, pair.first.name, pair.second.name, f"{pair.similarity:.4g}", pair.kind, *classes]
-        )
+        cosine = f"{pair.similarity:.4g}"
+        labels = (pair.first.label, pair.second.label)
+        row = [rank, pair.first.name, pair.second.name, cosine, pair.kind, *labels]
+        rows.append(row[: len(columns)])
     write_csv(out / "duplicates.csv", rows)
     tiles = []
     for pair in one_of_each(pairs)[:PAIRS]:
-        for image, text in ((pair.first, f"{pair.kind}, {pair.similarity:.2f}"), (pair.second, "")):
-            tiles.append(found.tile(image, f"{text}\n{image.name}\n{image.label or ''}"))
+        kind = f"{pair.kind}, {pair.similarity:.2f}"
+        for image, text in ((pair.first, kind), (pair.second, "")):
+            tiles.append(similarities.tile(image, f"{text}\n{image.name}\n{image.label or ''}"))
+    count = counted(len(pairs), "likely pair")
     if pairs:
-        title = f"{len(tiles) // 2} of {counted(len(pairs), 'likely pair')} of duplicates, with their cosine"
+        title = f"{len(tiles) // 2} of {count} of duplicates, with their cosine"
         caption_sheet(in_rows(tiles), out / "duplicates.png", title, cell=LARGE)
     same = sum(pair.kind == "same file" for pair in pairs)
     conflicts = sum(pair.disagrees for pair in pairs)
     return [
-        f"Likely duplicates: {counted(len(pairs), 'likely pair')}, {same} of them the same file",
+        f"Likely duplicates: {count}, {same} of them the same file",
         f"The labels of {counted(conflicts, 'pair')} differ. These come first.",
         *_worst(rows, len(pairs)),
-        "To train without copies, pass exclude.txt to --data.exclude. It names the copies of a file.",
+        "To train without copies, pass exclude.txt to --data.exclude. "
+        "It names the copies of a file.",
         "Copies that are not the same file have a # there: remove it if you agree.",
     ]
 
 
-def _labels(found: Similarities, out: Path) -> list[str]:
-    images = found.images
-    suggested = found.suggested
-    order = [
-        i for i in np.argsort(-found.margins, kind="stable").tolist() if images[i].label is not None
-    ]
+def _labels(similarities: Similarities, out: Path) -> list[str]:
+    """Write labels that neighbours do not share as a table and a sheet."""
+    images = similarities.images
+    margins = similarities.margins
+    order = []
+    for i in np.argsort(-margins, kind="stable").tolist():
+        if images[i].label is not None:
+            order.append(i)
     if not order:
         return ["Likely label errors: skipped, the images have no labels"]
-    rows = [["rank", "path", "class", "suggested", "score", "split"]]
+    rows: list[Row] = [["rank", "path", "class", "suggested", "score", "split"]]
     for rank, i in enumerate(order, start=1):
         image = images[i]
-        rows.append(
-            [rank, image.name, image.label, suggested[i], f"{found.margins[i]:.4g}", image.split]
-        )
+        suggested = similarities.suggested[i]
+        rows.append([rank, image.name, image.label, suggested, f"{margins[i]:.4g}", image.split])
     write_csv(out / "labels.csv", rows)
-    count = int((found.margins > similarity.LIKELY).sum())
-    sheet = []
-    for i in order[: min(count, ROWS)]:
-        label = images[i].label
-        text = f"labelled {shortened(label, 18)}\nneighbours: {shortened(suggested[i], 18)}"
-        tiles = [found.tile(images[i], f"{label}\n{images[i].name}", ORANGE)]
-        for j in found.near.index[i, :NEXT].tolist():
-            other = images[j].label
-            tiles.append(
-                found.tile(images[j], other or "no label", BLUE if other == suggested[i] else None)
-            )
-        sheet.append((text, tiles))
+    count = int((margins > similarity.LIKELY).sum())
+    sheet = [_label_row(similarities, i) for i in order[: min(count, ROWS)]]
     if sheet:
         note = "Orange: the image in question. Blue: neighbours of the suggested class"
         title = f"{len(sheet)} of {counted(count, 'likely label error')}"
@@ -146,14 +136,29 @@ def _labels(found: Similarities, out: Path) -> list[str]:
     ]
 
 
-def _neighbours(found: Similarities, out: Path) -> list[str]:
-    near = found.near
-    images = found.images
+def _label_row(similarities: Similarities, i: int) -> SheetRow:
+    """Return an image whose label is likely wrong, with its neighbours."""
+    image = similarities.images[i]
+    suggested = similarities.suggested[i]
+    tiles = [similarities.tile(image, f"{image.label}\n{image.name}", ORANGE)]
+    for j in similarities.near.index[i, :NEXT].tolist():
+        neighbour = similarities.images[j]
+        frame = BLUE if neighbour.label == suggested else None
+        tiles.append(similarities.tile(neighbour, neighbour.label or "no label", frame))
+    label = shortened(str(image.label), 18)
+    return SheetRow(f"labelled {label}\nneighbours: {shortened(str(suggested), 18)}", tiles)
+
+
+def _neighbours(similarities: Similarities, out: Path) -> list[str]:
+    """Draw the nearest images of some."""
+    near = similarities.near
+    images = similarities.images
     sheet = []
-    for i in np.unique(np.linspace(0, len(images) - 1, QUERIES).astype(int)).tolist():
-        nearest = zip(near.index[i, :NEXT].tolist(), near.value[i, :NEXT].tolist(), strict=True)
-        tiles = [found.tile(images[j], f"{images[j].name}\n{cosine:.2f}") for j, cosine in nearest]
-        sheet.append(("", [found.tile(images[i], images[i].name, BLUE), *tiles]))
+    for i in spread(len(images), QUERIES).tolist():
+        tiles = [similarities.tile(images[i], images[i].name, BLUE)]
+        for j, cosine in zip(near.index[i, :NEXT], near.value[i, :NEXT], strict=True):
+            tiles.append(similarities.tile(images[j], f"{images[j].name}\n{cosine:.2f}"))
+        sheet.append(SheetRow("", tiles))
     note = "Blue: a sample of the images. Then the nearest of each, with the cosine"
     caption_sheet(sheet, out / "neighbours.png", "Nearest images", note)
     return [
@@ -161,49 +166,64 @@ def _neighbours(found: Similarities, out: Path) -> list[str]:
     ]
 
 
-def _map(found: Similarities, out: Path) -> list[str]:
-    """Draw the images as points in a plane in which neighbours stay neighbours (t-SNE; IDMM, Figure
-    2)."""
-    from sklearn.manifold import TSNE
-
-    numbers = np.arange(len(found.images))
-    if found.classes:
-        numbers = np.flatnonzero([image.label in found.classes for image in found.images])
-    numbers = numbers[np.unique(np.linspace(0, len(numbers) - 1, MAPPED).astype(int))]
-    tsne = TSNE(perplexity=min(30, (len(numbers) - 1) / 3), init="pca", random_state=0)
-    labels = [found.images[i].label for i in numbers]
-    largest = Counter(filter(None, labels)).most_common(len(COLOURS))
-    colours = {name: colour for (name, _), colour in zip(largest, COLOURS, strict=False)}
-    figure = Figure(figsize=(2 + 8 * len(found.maps), 8.5), layout="constrained")
-    axes = figure.subplots(1, len(found.maps), squeeze=False)[0]
-    for axis, (run, rows) in zip(axes, found.maps.items(), strict=True):
+def _map(similarities: Similarities, out: Path) -> list[str]:
+    """Draw the images in a plane in which neighbours stay neighbours (t-SNE; IDMM, Figure 2)."""
+    images = similarities.images
+    maps = similarities.maps
+    for run, rows in maps.items():
         if not np.ptp(rows, axis=0).any():
             return [
-                f"Map: skipped, the features of all images are equal: the network of {run} has collapsed"
+                "Map: skipped, the features of all images are equal: "
+                f"the network of {run} has collapsed"
             ]
-        places = tsne.fit_transform(similarity.unit_rows(rows[numbers]))  # [M, 2]
-        axis.scatter(*places.T, s=8, color="0.8")
-        for name, colour in colours.items():
-            axis.scatter(
-                *places[[label == name for label in labels]].T, s=8, color=colour, label=name
-            )
-        shares = places / np.ptp(places, axis=0)
-        shown = []
-        for i, share in enumerate(shares):
-            if (np.abs(shares[shown] - share).max(axis=1) > APART).all():
-                shown.append(i)
-                tile = found.tile(found.images[numbers[i]], "")
-                picture = OffsetImage(tile.image, zoom=THUMBNAIL / max(tile.image.shape))
-                frame = {"edgecolor": colours.get(labels[i], "0.8"), "linewidth": 1.5}
-                axis.add_artist(AnnotationBbox(picture, places[i], pad=0.05, bboxprops=frame))
+    numbers = np.arange(len(images))
+    if similarities.classes:
+        numbers = np.flatnonzero([image.label in similarities.classes for image in images])
+    numbers = numbers[spread(len(numbers), MAPPED)]
+    labels = Counter(images[i].label for i in numbers if images[i].label)
+    largest = [label for label, _ in labels.most_common(len(COLOURS))]
+    colours = dict(zip(largest, COLOURS, strict=False))
+    figure = Figure(figsize=(2 + 8 * len(maps), 8.5), layout="constrained")
+    axes = figure.subplots(1, len(maps), squeeze=False)[0]
+    for axis, (run, rows) in zip(axes, maps.items(), strict=True):
+        _draw_map(axis, similarities, rows, numbers, colours)
         axis.set(title=f"{len(numbers)} images, t-SNE of {shortened(run)}", xticks=[], yticks=[])
-    if largest:
-        legend = {"loc": "outside right center", "frameon": False, "markerscale": 2}
-        figure.legend(*axes[0].get_legend_handles_labels(), **legend)
+    if colours:
+        handles, names = axes[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside right center", frameon=False, markerscale=2)
     save(figure, out / "map.png")
     return [
-        "Map: map.png has the images as points and some as thumbnails, the largest classes in colour."
+        "Map: map.png has the images as points and some as thumbnails, "
+        "the largest classes in colour."
     ]
+
+
+def _draw_map(
+    axis: Axes,
+    similarities: Similarities,
+    rows: NDArray[np.float32],
+    numbers: NDArray[np.int64],
+    colours: dict[str | None, str],
+) -> None:
+    """Draw the M images of ``numbers`` by their rows of features, [N, d]."""
+    from sklearn.manifold import TSNE
+
+    tsne = TSNE(perplexity=min(30, (len(numbers) - 1) / 3), init="pca", random_state=0)
+    places = tsne.fit_transform(similarity.unit_rows(rows[numbers]))  # [M, 2]
+    labels = [similarities.images[i].label for i in numbers]
+    axis.scatter(places[:, 0], places[:, 1], s=8, color="0.8")
+    for name, colour in colours.items():
+        of_class = places[[label == name for label in labels]]
+        axis.scatter(of_class[:, 0], of_class[:, 1], s=8, color=colour, label=name)
+    shares = places / np.ptp(places, axis=0)
+    shown: list[int] = []  # as thumbnails
+    for i, share in enumerate(shares):
+        if (np.abs(shares[shown] - share).max(axis=1) > APART).all():
+            shown.append(i)
+            image = similarities.tile(similarities.images[numbers[i]], "").image
+            picture = OffsetImage(image, zoom=THUMBNAIL / max(image.shape))
+            frame = {"edgecolor": colours.get(labels[i], "0.8"), "linewidth": 1.5}
+            axis.add_artist(AnnotationBbox(picture, places[i], pad=0.05, bboxprops=frame))
 
 
 # name of the files -> writes them and returns the printed lines

@@ -1,5 +1,7 @@
 """The model card: one short page from the run's own files. It has only measured figures."""
 
+from typing import Any
+
 import yaml
 
 from idmm.config import FinetuneConfig
@@ -10,84 +12,77 @@ from idmm.report.page import environment
 
 
 def card(source: Source, hub: bool) -> str:
-    """Return ``README.md``. With ``hub`` it begins with the front matter of the Hugging Face
-    Hub."""
+    """Return ``README.md``. With ``hub`` it begins with the Hugging Face Hub's front matter."""
     file = source.run / "result.json"
-    if source.network.bands is None:
-        bands = ""
-    else:
+    bands = ""
+    if source.network.bands is not None:
         bands = f" of {source.saved.in_chans} channels"
+    kind = f"backbone{bands}"
     if source.classes:
         kind = f"classifier of images{bands} into {len(source.classes)} classes"
-    else:
-        kind = f"backbone{bands}"
     with reading(file, REWRITE):
         facts = _facts(source, read_json(file, REWRITE))
     package = source.module and source.module.partition(".")[0]
     front = ""
     if hub:
-        if source.classes:
-            task = "image-classification"
-        else:
-            task = "image-feature-extraction"
-        library = package or "timm"
-        keys = {
-            "library_name": library,
-            "pipeline_tag": task,
-            "tags": sorted({task, library, "idmm"}),
-        }
-        front = yaml.safe_dump(keys, sort_keys=False)
-    # timm cannot prepare bands and images of more than 8 bits
-    by_timm = (
-        isinstance(source.preprocessing["channels"], str)
-        and "grey_range" not in source.preprocessing
-    )
-    texts = {
-        "source": source,
-        "kind": kind,
-        "package": package,
-        "front": front,
-        "facts": facts,
-        "by_timm": by_timm,
-    }
+        front = _front_matter(source, package or "timm")
+    looks = source.preprocessing
     templates = environment(str)
     templates.filters["code"] = _code
-    return templates.get_template("card.md.j2").render(texts, version=idmm_version())
+    return templates.get_template("card.md.j2").render(
+        source=source,
+        kind=kind,
+        package=package,
+        front=front,
+        facts=facts,
+        # timm cannot prepare bands and images of more than 8 bits
+        by_timm=source.network.bands is None and "grey_range" not in looks,
+        version=idmm_version(),
+    )
 
 
-def _facts(source: Source, result: dict) -> list[tuple[str, str]]:
-    """Return the accuracy next to its baselines, the dataset and the start. The rest is in
-    ``config.yaml``."""
+def _front_matter(source: Source, library: str) -> str:
+    task = "image-feature-extraction"
+    if source.classes:
+        task = "image-classification"
+    keys = {"library_name": library, "pipeline_tag": task, "tags": sorted({task, library, "idmm"})}
+    return yaml.safe_dump(keys, sort_keys=False)
+
+
+def _facts(source: Source, result: dict[str, Any]) -> dict[str, str]:
+    """Return the accuracy next to its baselines, the dataset and the start, by their names.
+
+    The rest is in ``config.yaml``.
+    """
     config = source.config
-    facts = []
+    facts = {}
     if source.classes and "top1" in result:
         low, high = result["top1_interval"]
-        images = f"{result['test_size']:,} test images"
-        facts.append(
-            (
-                "top-1",
-                f"**{result['top1']:.2f} %** (95 % interval {low:.2f} to {high:.2f}) of {images}",
-            )
+        facts["top-1"] = (
+            f"**{result['top1']:.2f} %** (95 % interval {low:.2f} to {high:.2f}) "
+            f"of {result['test_size']:,} test images"
         )
         if "baseline_top1" in result:
-            facts.append(
-                ("logistic regression on hand-made features", f"{result['baseline_top1']:.2f} %")
-            )
-        facts.append(("the largest class", f"{result['largest_class']:.2f} %"))
-    facts.append(
-        ("dataset", f"{_code(dataset_name(config.data))}, {result['train_size']:,} training images")
-    )
+            baseline = f"{result['baseline_top1']:.2f} %"
+            facts["logistic regression on hand-made features"] = baseline
+        facts["the largest class"] = f"{result['largest_class']:.2f} %"
+    name = _code(dataset_name(config.data))
+    facts["dataset"] = f"{name}, {result['train_size']:,} training images"
     if not isinstance(config, FinetuneConfig):
-        facts.append(("method", config.method.name))
-    if config.init:  # public weights by their name, others by their folder
-        path = expand_home(config.init)
-        is_file = path.suffix.lower() in WEIGHTS and not path.is_dir()
-        if is_public(config.init):
-            name = config.init
-        else:
-            name = (path.parent if is_file else path).name
-        facts.append(("started from", _code(name)))
+        facts["method"] = config.method.name
+    if config.init:
+        facts["started from"] = _code(_start_name(config.init))
     return facts
+
+
+def _start_name(init: str) -> str:
+    """Return the name of public weights, or of the folder of others."""
+    if is_public(init):
+        return init
+    path = expand_home(init)
+    if path.suffix.lower() in WEIGHTS and not path.is_dir():
+        return path.parent.name
+    return path.name
 
 
 def _code(text: object) -> str:

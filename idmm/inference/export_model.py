@@ -7,12 +7,16 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import timm
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
 
+from idmm.data.split import spread
 from idmm.errors import RunError, UserError, in_short
 from idmm.evaluation.network import Network
 from idmm.files import idmm_version
@@ -20,6 +24,9 @@ from idmm.inference.runs import config_of, exported_weights
 from idmm.models.build import feature_width
 from idmm.progress import log
 from idmm.runs import stage_of
+
+if TYPE_CHECKING:
+    import onnx
 
 BATCH = 32  # images that a network processes at a time
 CHECKED = 16  # images that an exported network is compared with torch on
@@ -35,6 +42,7 @@ class Source:
         run: The run's folder.
 
     Attributes:
+        classes: Names of its K classes. None: it has no classifier.
         module: That registers the architecture with timm, e.g. ``idmm.models.hog``. None: timm's
             own.
 
@@ -46,11 +54,11 @@ class Source:
         self.run = run
         self.config = config_of(run)
         self.saved = exported_weights(run, "init")
-        self.classes = self.saved.extra.get("classes")
+        self.classes: list[str] | None = self.saved.extra.get("classes")
         self.network = Network.from_checkpoint(self.saved, len(self.classes or ()), "cpu", BATCH)
         self.model = self.network.model
         self.size = self.network.size
-        module = timm.models.model_entrypoint(self.saved.name).__module__
+        module: str = timm.models.model_entrypoint(self.saved.name).__module__
         self.module = None if module.startswith("timm.") else module
 
     @property
@@ -68,12 +76,22 @@ class Source:
         return feature_width(self.model)
 
     @property
-    def preprocessing(self) -> dict:
+    def preprocessing(self) -> dict[str, Any]:
         """How an image file becomes the model's input, for programs that do not know idmm."""
         saved = self.saved
         bands = self.network.bands
-        values = {
-            "channels": "RGB" if saved.in_chans == 3 else "L",
+        channels: str | int = saved.in_chans
+        if bands is None:
+            channels = "RGB" if saved.in_chans == 3 else "L"
+            optional = {"grey_range": saved.extra.get("range")}
+        else:
+            optional = {
+                "range": saved.extra.get("range"),
+                "bands": list(bands.chosen or ()) or None,
+                "file_channels": saved.extra.get("file_channels"),
+            }
+        required = {
+            "channels": channels,
             "resize": math.floor(self.size / saved.crop_pct),
             "size": [self.size, self.size],
             "crop": "center",
@@ -83,21 +101,11 @@ class Source:
             "std": list(saved.std),
             "layout": "NCHW",
         }
-        if bands is None:
-            optional = {"grey_range": saved.extra.get("range")}
-        else:
-            values["channels"] = saved.in_chans
-            optional = {
-                "range": saved.extra.get("range"),
-                "bands": list(bands.chosen) if bands.chosen else None,
-            }
-            optional["file_channels"] = saved.extra.get("file_channels")
-        return values | {name: value for name, value in optional.items() if value is not None}
+        return required | {name: value for name, value in optional.items() if value is not None}
 
 
-def check(source: Source, run: Callable[[torch.Tensor], np.ndarray]) -> str:
-    """Compare an exported network with torch on :func:`checked_images`, first on a single one, and
-    return a line.
+def check(source: Source, run: Callable[[Tensor], NDArray[np.float32]]) -> str:
+    """Compare an exported network with torch, first on a single image, and return a line.
 
     Hand-made features have steps, at which a difference in the last digit may change a value much.
     So each image must keep its class, and only the median of the images' differences is bounded.
@@ -109,53 +117,72 @@ def check(source: Source, run: Callable[[torch.Tensor], np.ndarray]) -> str:
     Raises:
         RunError: The outputs differ. The line names the image that differs most.
     """
-    images, names, what = checked_images(source)
+    images, names, images_text = checked_images(source)
     with torch.inference_mode():
         expected = source.model(images).numpy()  # [n, width]
     outputs = np.concatenate([run(images[:1]), run(images[1:])])
     differences = np.abs(outputs - expected).max(1)  # [n]
     largest = float(np.abs(expected).max())
-    line = f"largest difference {differences.max():.2g}, largest output {largest:.3g}"
-    lost = differences
+    result = f"largest difference {differences.max():.2g}, largest output {largest:.3g}"
+    losses = differences
     agrees = np.median(differences) <= TOLERANCE * largest
     if source.classes:
         chosen = expected[np.arange(len(names)), outputs.argmax(1)]
-        lost = expected.max(1) - chosen  # [n], by which torch prefers its own class
-        agrees &= lost.max() <= TOLERANCE * largest
-        what += ", the same classes"
+        losses = expected.max(1) - chosen  # [n], by which torch prefers its own class
+        agrees &= losses.max() <= TOLERANCE * largest
+        images_text = f"{images_text}, the same classes"
     if not agrees:
-        where = f"most for {names[int(lost.argmax())]}"
         raise RunError(
-            f"the exported model's outputs differ from torch's, {where} ({line}). Nothing is written"
+            "the exported model's outputs differ from torch's, "
+            f"most for {names[int(losses.argmax())]} ({result}). Nothing is written"
         )
-    return f"{what}, {line}"
+    return f"{images_text}, {result}"
 
 
-def checked_images(source: Source) -> tuple[torch.Tensor, list[str], str]:
-    """Return some training images of the run, prepared [n, C, S, S], their names and a line on
-    them. Random images without sharp edges replace those that are gone."""
+class CheckedImages(NamedTuple):
+    """The images that an exported network is compared with torch on."""
+
+    images: Tensor  # [n, C, S, S]
+    names: list[str]
+    text: str  # on all of them
+
+
+def checked_images(source: Source) -> CheckedImages:
+    """Return some training images of the run, prepared.
+
+    Random images without sharp edges replace those that are gone.
+    """
     try:
         train = stage_of(source.config).list_images().train
-        train = train.take(np.unique(np.linspace(0, len(train) - 1, CHECKED).astype(int)))
+        train = train.take(spread(len(train), CHECKED))
         batches = list(source.network.file_batches(list(train.items), train.names, {}))
         images = torch.cat([batch["images"] for batch in batches])
         readable = torch.cat([batch["index"] for batch in batches])
-        return images, [train.names[i] for i in readable], f"{len(images)} training images"
+        names = [train.names[i] for i in readable]
+        return CheckedImages(images, names, f"{len(images)} training images")
     except (UserError, OSError, RuntimeError) as error:  # RuntimeError: none of them can be read
         log.info("the training images cannot be read: %s", in_short(error))
     draw = torch.Generator().manual_seed(0)
     coarse = torch.randn(CHECKED, source.saved.in_chans, 8, 8, generator=draw)
-    images = F.interpolate(coarse, (source.size, source.size), mode="bicubic")
-    what = f"{CHECKED} random images, as the training images cannot be read"
-    return images, [f"image {number}" for number in range(CHECKED)], what
+    return CheckedImages(
+        F.interpolate(coarse, (source.size, source.size), mode="bicubic"),
+        [f"image {number}" for number in range(CHECKED)],
+        f"{CHECKED} random images, as the training images cannot be read",
+    )
 
 
-def onnx_model(source: Source):
-    """Convert the model to ONNX: input ``images`` [N, C, S, S] with any N, output ``logits`` or
-    ``features`` [N, width].
+class OnnxModel(NamedTuple):
+    """A model for ONNX, and the result of :func:`check`."""
 
-    Returns:
-        An onnx.ModelProto, and the line of :func:`check`.
+    proto: "onnx.ModelProto"
+    check: str
+
+
+def onnx_model(source: Source) -> OnnxModel:
+    """Convert the model to ONNX.
+
+    Its input is ``images`` [N, C, S, S] with any N, its output ``logits`` or ``features`` [N,
+    width].
 
     Raises:
         RunError: It cannot be converted, or its outputs differ from torch's.
@@ -164,26 +191,40 @@ def onnx_model(source: Source):
 
     # with one image torch would fix N
     example = torch.zeros(2, source.saved.in_chans, source.size, source.size)
-    names = {"input_names": ["images"], "output_names": [source.output]}
-    shapes = {"dynamic_shapes": ({0: torch.export.Dim("batch")},), "dynamo": True}
     with converting(source, f"written as ONNX by torch {torch.__version__}"):
         with quiet():
-            proto = torch.onnx.export(
-                source.model, (example,), **names, **shapes, opset_version=OPSET, verbose=False
-            ).model_proto
+            program = torch.onnx.export(
+                source.model,
+                (example,),
+                input_names=["images"],
+                output_names=[source.output],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamo=True,
+                opset_version=OPSET,
+                verbose=False,
+            )
+        assert program is not None  # as only the old exporter returns
+        proto = program.model_proto
         _tidy(source, proto)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # only errors
         session = onnxruntime.InferenceSession(
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        return proto, check(source, lambda images: session.run(None, {"images": images.numpy()})[0])
+
+        def run(images: Tensor) -> NDArray[np.float32]:
+            outputs: list[NDArray[np.float32]] = session.run(None, {"images": images.numpy()})
+            return outputs[0]
+
+        return OnnxModel(proto, check(source, run))
 
 
 @contextlib.contextmanager
 def converting(source: Source, done: str) -> Iterator[None]:
-    """Raise RunError if a library fails inside the block, in which the model is ``done``, and name
-    the model."""
+    """Raise RunError that names the model if a library fails inside the block.
+
+    ``done`` is what the block does to the model.
+    """
     try:
         yield
     except (UserError, RunError, OSError):
@@ -192,7 +233,7 @@ def converting(source: Source, done: str) -> Iterator[None]:
         raise RunError(f"format: {source.saved.name} cannot be {done}: {in_short(error)}") from None
 
 
-def _tidy(source: Source, proto) -> None:
+def _tidy(source: Source, proto: "onnx.ModelProto") -> None:
     """Remove the details of this machine: a stack trace for each node."""
     for part in (
         *proto.graph.node,
@@ -212,8 +253,7 @@ def _tidy(source: Source, proto) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings and notes of exporters inside the block. The check finds the same
-    problems."""
+    """Silence exporters inside the block. The check finds the problems that they warn of."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

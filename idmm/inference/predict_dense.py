@@ -1,24 +1,28 @@
-"""Boxes or masks on image files by a finished run of ``idmm detect`` or ``idmm segment``, at the
-files' size.
+"""Boxes or masks on image files by a run of ``idmm detect`` or ``idmm segment``.
 
-Images are prepared as in the run's own evaluation. The network runs in fp32.
+They are of the files' size. Images are prepared as in the run's own evaluation. The network runs in
+fp32.
 """
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from idmm.config.commands import PredictConfig
 from idmm.data.images import fitted
 from idmm.data.views import normalise
-from idmm.dense.evaluate import Objects, classes_on_file, on_file, segmented
-from idmm.dense.network import saved_network
+from idmm.dense.evaluate import classes_on_file, on_file, segmented
+from idmm.dense.network import Detector, Segmenter, saved_network
 from idmm.dense.targets import Size
 from idmm.dense.transforms import canvas_of, letterboxed, on_canvas, resized_to
 from idmm.evaluation.inputs import report_unreadable
@@ -33,6 +37,10 @@ BATCH = 4
 MIN_SCORE = 0.5  # of boxes
 
 
+Output = TypeVar("Output")
+
+
+@torch.no_grad()
 def predict_dense(config: PredictConfig, out: Path, paths: list[str]) -> str:
     """Write the boxes or masks of images to the folder ``out``, and return a summary.
 
@@ -44,110 +52,114 @@ def predict_dense(config: PredictConfig, out: Path, paths: list[str]) -> str:
         RunError: Memory ran out, or the disk is full.
     """
     saved = read_checkpoint(config.init, "init", "model")
-    unreadable = {}
-    if config.min_score is None:
-        min_score = MIN_SCORE
-    else:
-        min_score = config.min_score
-    is_segmentation = saved.extra["task"] == "segment"
-    numbers = saved.extra["categories"]
-    names, stems = _names(paths)
-    categories = [
-        {"id": n, "name": name} for n, name in zip(numbers, saved.extra["classes"], strict=True)
-    ]
-    dataset = {"images": [], "annotations": [], "categories": categories}  # COCO's format
-    with filling(out) as folder:
-        for path, (height, width), prediction in _predictions(
-            config, saved, paths, min_score, unreadable
-        ):
-            image_id = len(dataset["images"]) + 1
-            dataset["images"].append(
-                {"id": image_id, "file_name": names[path], "width": width, "height": height}
-            )
-            if is_segmentation:
-                file = folder / "masks" / f"{stems[path]}.png"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(prediction + np.uint8(numbers[0])).save(file)
-            else:
-                for result in prediction.results(image_id, numbers):
-                    area = result["bbox"][2] * result["bbox"][3]
-                    annotations = dataset["annotations"]
-                    annotations.append(
-                        {"id": len(annotations) + 1, **result, "area": area, "iscrowd": 0}
-                    )
-        report_unreadable(unreadable, len(paths))
-        if not is_segmentation:
-            write_json(folder / "predictions.json", dataset)
-    summary = f"{out}: {counted(len(dataset['images']), 'image')}"
-    if is_segmentation:
-        return summary
-    boxes = len(dataset["annotations"])
-    if not boxes:
-        log.warning("min_score: no box has a score of %g or more", min_score)
-    return f"{summary}, {boxes} {'box' if boxes == 1 else 'boxes'}"
-
-
-@torch.no_grad()
-def _predictions(
-    config: PredictConfig,
-    saved: Checkpoint,
-    paths: list[str],
-    min_score: float,
-    unreadable: dict[str, str],
-) -> Iterator[tuple[str, Size, Objects | np.ndarray]]:
-    """Yield path, height and width (pixels, upright) and prediction of each image, and draw the
-    progress.
-
-    The prediction of a detector is the objects, of a segmentation the class of each pixel, uint8
-    [H, W]. Images that cannot be read are added to ``unreadable``: path -> reason.
-    """
     device = pick_device(config.device)
     model = saved_network(saved).to(device)
-    side = saved.extra["side"]
-    short = saved.extra["short_side"]
-    # else their shapes differ
-    if short is None:
-        batch_size = config.batch_size or BATCH
-    else:
+    batch_size = config.batch_size or BATCH
+    if saved.extra["short_side"] is not None:  # the shapes differ
         batch_size = 1
     network = Network.around(saved, model, saved.size, device, batch_size)
-    sizes = {}
+    files = _Files(network, saved, paths, _names(paths), {})
+    with filling(out) as folder, network.enough_memory():
+        if isinstance(model, Segmenter):
+            summary = _write_masks(folder / "masks", files, model)
+        else:
+            summary = _write_boxes(folder / "predictions.json", files, model, config.min_score)
+        report_unreadable(files.unreadable, len(paths))
+    return f"{out}: {summary}"
 
-    def prepare(number: int, pixels: np.ndarray) -> Tensor:
-        sizes[number] = pixels.shape[:2]
-        # as in the run's store
-        stored = torch.from_numpy(fitted(pixels, short or side)).permute(2, 0, 1)
-        shape = letterboxed(sizes[number], side, short=short)
-        image = resized_to(stored, shape)
-        canvas = canvas_of([shape], side, short)
-        return on_canvas(normalise(image[None], network.mean, network.std)[0], canvas)
 
-    batches = network.file_batches(paths, paths, unreadable, prepare)
-    with network.enough_memory():
-        for batch in counting(batches, len(paths), "predicting"):
-            inputs = batch["images"].to(device)
-            if saved.extra["task"] == "segment":
-                outputs = segmented(model, inputs)
-            else:
-                outputs = model(inputs)
+@dataclass(frozen=True)
+class _Files:
+    """The images, and how they are prepared."""
+
+    network: Network
+    saved: Checkpoint
+    paths: list[str]
+    names: dict[str, str]  # path -> path below the common folder
+    unreadable: dict[str, str]  # path -> reason
+
+    def outputs(self, model: Callable[[Tensor], Iterable[Output]]) -> "Iterator[_OnFile[Output]]":
+        """Yield a model's outputs for the readable images, and draw the progress."""
+        network = self.network
+        side = self.saved.extra["side"]
+        short = self.saved.extra["short_side"]
+        sizes: dict[int, Size] = {}
+
+        def prepare(number: int, pixels: NDArray[np.uint8]) -> Tensor:
+            height, width, _ = pixels.shape
+            sizes[number] = (height, width)
+            # as in the run's store
+            stored = torch.from_numpy(fitted(pixels, short or side)).permute(2, 0, 1)
+            shape = letterboxed(sizes[number], side, short=short)
+            image = resized_to(stored, shape)
+            canvas = canvas_of([shape], side, short)
+            return on_canvas(normalise(image[None], network.mean, network.std)[0], canvas)
+
+        batches = network.file_batches(self.paths, self.paths, self.unreadable, prepare)
+        for batch in counting(batches, len(self.paths), "predicting"):
+            outputs = model(batch["images"].to(network.device))
             for number, output in zip(batch["index"].tolist(), outputs, strict=True):
-                size = sizes.pop(number)
-                if isinstance(output, Tensor):
-                    prediction = classes_on_file(output, size, side).numpy().astype(np.uint8)
-                else:
-                    confident = output["scores"] >= min_score
-                    output = {name: value[confident] for name, value in output.items()}
-                    prediction = on_file(output, size, side, short)
-                yield paths[number], size, prediction
+                yield _OnFile(self.names[self.paths[number]], sizes.pop(number), output)
 
 
-def _names(paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return each image's path below the common folder, and that without its ending. Images that
-    differ only in the ending keep it."""
+class _OnFile(NamedTuple, Generic[Output]):
+    """A network's output for an image."""
+
+    name: str
+    size: Size  # height and width of the file (pixels, upright)
+    output: Output  # on the network's canvas
+
+
+def _write_masks(folder: Path, files: _Files, model: Segmenter) -> str:
+    """Write the masks, and return a summary."""
+    stems = Counter(_stem(name) for name in files.names.values())
+    first = np.uint8(files.saved.extra["categories"][0])
+    images = 0
+    for image in files.outputs(partial(segmented, model)):
+        images += 1
+        name = image.name
+        if stems[_stem(name)] == 1:  # images that differ only in the ending keep it
+            name = os.path.splitext(name)[0]
+        classes = classes_on_file(image.output, image.size, files.saved.extra["side"]).numpy()
+        file = folder / f"{name}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(classes.astype(np.uint8) + first).save(file)
+    return counted(images, "image")
+
+
+def _write_boxes(file: Path, files: _Files, model: Detector, min_score: float | None) -> str:
+    """Write the boxes in COCO's format, and return a summary."""
+    if min_score is None:
+        min_score = MIN_SCORE
+    extra = files.saved.extra
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for image_id, image in enumerate(files.outputs(model), start=1):
+        height, width = image.size
+        images.append({"id": image_id, "file_name": image.name, "width": width, "height": height})
+        confident = image.output["scores"] >= min_score
+        output = {name: value[confident] for name, value in image.output.items()}
+        objects = on_file(output, image.size, extra["side"], extra["short_side"])
+        for result in objects.results(image_id, extra["categories"]):
+            area = result["bbox"][2] * result["bbox"][3]
+            number = len(annotations) + 1
+            annotations.append({"id": number, **result, "area": area, "iscrowd": 0})
+    categories = []
+    for number, name in zip(extra["categories"], extra["classes"], strict=True):
+        categories.append({"id": number, "name": name})
+    write_json(file, {"images": images, "annotations": annotations, "categories": categories})
+    if not annotations:
+        log.warning("min_score: no box has a score of %g or more", min_score)
+    boxes = "1 box" if len(annotations) == 1 else f"{len(annotations)} boxes"
+    return f"{counted(len(images), 'image')}, {boxes}"
+
+
+def _names(paths: list[str]) -> dict[str, str]:
+    """Return each image's path below the common folder."""
     top = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
-    names = {path: os.path.relpath(path, top).replace(os.sep, "/") for path in paths}
-    stems = {path: os.path.splitext(name)[0] for path, name in names.items()}
-    counts = Counter(stem.casefold() for stem in stems.values())
-    return names, {
-        path: stem if counts[stem.casefold()] == 1 else names[path] for path, stem in stems.items()
-    }
+    return {path: os.path.relpath(path, top).replace(os.sep, "/") for path in paths}
+
+
+def _stem(name: str) -> str:
+    """Return a name without its ending, in lower case."""
+    return os.path.splitext(name)[0].casefold()

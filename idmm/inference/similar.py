@@ -2,36 +2,44 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from idmm.config.commands import SimilarConfig
 from idmm.data.folder import same_place
-from idmm.errors import UserError
+from idmm.errors import Fault, UserError
 from idmm.evaluation.inputs import inputs, print_bytes, report_unreadable
 from idmm.progress import log
 from idmm.text import one_line
+
+if TYPE_CHECKING:
+    from idmm.evaluation.network import Network
 
 DRAWN = 256  # short side of the images in the picture (pixels)
 
 
 def similar(config: SimilarConfig) -> None:
-    """Print the cosine and the path of the nearest images and the median cosine of all, and draw
-    the nearest with the query in ``config.out``.
+    """Print the nearest images with their cosine, and draw them with the query in ``config.out``.
 
-    The query is not among them. Another file of the same content is.
+    The median cosine of all images is logged. The query is not among them. Another file of the same content is.
 
     Raises:
         UserError: No such run or images, no image but the query, or ``out`` cannot be written.
         RunError: Memory ran out, or the disk is full.
     """
     _, images = inputs(config, "backbone", (".png",), lambda: _check_query(config.query))
-    # the figure of an earlier call
-    images = [path for path in images if same_place(path) != same_place(config.out)]
-    others = [path for path in images if same_place(path) != same_place(config.query)]
+    earlier_figure = same_place(config.out)
+    images = [path for path in images if same_place(path) != earlier_figure]
+    query_place = same_place(config.query)
+    others = [path for path in images if same_place(path) != query_place]
     if not others:
         raise UserError(
-            f"paths: there is no image but the query '{config.query}'. Name images to compare it with"
+            Fault(
+                "paths",
+                f"there is no image but the query '{config.query}'",
+                "Name images to compare it with",
+            )
         )
     if len(others) < len(images):
         log.info("query: '%s' is among the images and is skipped there", config.query)
@@ -46,14 +54,15 @@ def similar(config: SimilarConfig) -> None:
     query = features_of(network, [config.query], on_error="skip")
     if query.unreadable:
         raise UserError(
-            f"query: '{config.query}' cannot be read ({query.unreadable[config.query]})"
+            Fault("query", f"'{config.query}' cannot be read ({query.unreadable[config.query]})")
         )
     embedding = features_of(network, others, on_error="skip")
     report_unreadable(embedding.unreadable, len(others))
     cosines = normalize(embedding.features) @ normalize(query.features)[0]  # [N]
     order = np.argsort(-cosines, kind="stable")[: config.top_k]
-    nearest = [(embedding.paths[i], float(cosines[i])) for i in order]
-    lines = (f"{cosine:.4f}  {one_line(path)}\n" for path, cosine in nearest)
+    readable = [path for path in others if path not in embedding.unreadable]
+    nearest = [(readable[i], float(cosines[i])) for i in order]
+    lines = [f"{cosine:.4f}  {one_line(path)}\n" for path, cosine in nearest]
     print_bytes("".join(lines).encode("utf-8", "surrogateescape"))
     median = f"median of all {len(cosines):,}: {np.median(cosines):.4f}"
     log.info("cosine, %s", median)
@@ -63,20 +72,24 @@ def similar(config: SimilarConfig) -> None:
 
 def _check_query(query: str) -> None:
     if not os.path.isfile(query):
-        raise UserError(f"query: '{query}' is no file, expected an image")
+        raise UserError(Fault("query", f"'{query}' is no file, expected an image"))
 
 
-def _draw(config: SimilarConfig, nearest: list[tuple[str, float]], network, note: str) -> None:
+def _draw(
+    config: SimilarConfig, nearest: list[tuple[str, float]], network: "Network", note: str
+) -> None:
     from idmm.data.images import composite, fitted
     from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows
 
-    captions = [
-        (config.query, "query"),
-        *((path, f"cosine {cosine:.3f}") for path, cosine in nearest),
-    ]
+    captions = {config.query: "query"}
+    for path, cosine in nearest:
+        captions[path] = f"cosine {cosine:.3f}"
     tiles = []
-    for path, head in captions:  # as the run reads them, before the crop
-        pixels = composite(fitted(network.read(path).pixels, DRAWN))
-        tiles.append(Tile(pixels, f"{head}\n{'/'.join(Path(path).parts[-2:])}"))
-    title = f"Most similar to '{Path(config.query).name}' by the cosine of the features of {config.init}"
+    for path, caption in captions.items():
+        pixels = composite(fitted(network.read(path).pixels, DRAWN))  # before the crop
+        tiles.append(Tile(pixels, f"{caption}\n{'/'.join(Path(path).parts[-2:])}"))
+    title = (
+        f"Most similar to '{Path(config.query).name}' "
+        f"by the cosine of the features of {config.init}"
+    )
     caption_sheet(in_rows(tiles), config.out, title, note, cell=LARGE)
