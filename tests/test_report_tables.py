@@ -67,7 +67,7 @@ def test_gain_over_scratch_is_of_the_same_backbone_and_target():
     assert gain.value == pytest.approx(statistics.mean(with_it) - 60.5)
     interval = stats.ttest_ind(with_it, without).confidence_interval()
     assert gain.interval == pytest.approx(tuple(interval))
-    assert gain.excludes_zero
+    assert gain.direction == "up"
     assert grid_table.cells["net", SCRATCH, "pets"].gain is None
     assert ("other", Row(**WITH), "pets") not in grid_table.cells
     for values, scratch, expected in (

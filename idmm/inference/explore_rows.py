@@ -69,11 +69,9 @@ def _equal_classes(index: NDArray[np.int64], labels: list[str | None]) -> float 
 
     None: no image with a label has a neighbour with one.
     """
-    matches = []
-    for label, neighbours in zip(labels, index.tolist(), strict=True):
-        for j in neighbours:
-            if label is not None and labels[j] is not None:
-                matches.append(labels[j] == label)
-    if matches:
-        return float(np.mean(matches))
-    return None
+    classes = np.array([label or "" for label in labels])
+    neighbours = classes[index]  # [N, k]
+    labelled = (classes[:, None] != "") & (neighbours != "")
+    if not labelled.any():
+        return None
+    return float((neighbours == classes[:, None])[labelled].mean())

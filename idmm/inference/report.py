@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from idmm.config import PretrainConfig, parsing
+from idmm.config import PretrainConfig
 from idmm.config.commands import ReportConfig
 from idmm.config.reading import read_file
+from idmm.config.schema import flatten
 from idmm.files import (
     REWRITE,
     expand_home,
@@ -88,7 +89,7 @@ def _read_run(folder: Path, labels: dict[str, str]) -> RunFacts:
         data=dataset_name(config.data),
         model=with_facts(config.model.name or "", config.model.kwargs),
         method=_method(config),
-        config=parsing.flatten(read_file(folder / "config.yaml")),
+        config=flatten(read_file(folder / "config.yaml")),
         result=read_json(folder / "result.json", REWRITE),
         curve=_curve(folder / "metrics.jsonl"),
         per_class=per_class,

@@ -22,7 +22,8 @@ DRAWN = 256  # short side of the images in the picture (pixels)
 def similar(config: SimilarConfig) -> None:
     """Print the nearest images with their cosine, and draw them with the query in ``config.out``.
 
-    The median cosine of all images is logged. The query is not among them. Another file of the same content is.
+    The median cosine of all images is logged. The query is not among them. Another file of the same
+    content is.
 
     Raises:
         UserError: No such run or images, no image but the query, or ``out`` cannot be written.
@@ -60,8 +61,7 @@ def similar(config: SimilarConfig) -> None:
     report_unreadable(embedding.unreadable, len(others))
     cosines = normalize(embedding.features) @ normalize(query.features)[0]  # [N]
     order = np.argsort(-cosines, kind="stable")[: config.top_k]
-    readable = [path for path in others if path not in embedding.unreadable]
-    nearest = [(readable[i], float(cosines[i])) for i in order]
+    nearest = [(str(embedding.paths[i]), float(cosines[i])) for i in order]
     lines = [f"{cosine:.4f}  {one_line(path)}\n" for path, cosine in nearest]
     print_bytes("".join(lines).encode("utf-8", "surrogateescape"))
     median = f"median of all {len(cosines):,}: {np.median(cosines):.4f}"

@@ -92,8 +92,10 @@ def page(out: Path, content: Sections) -> str:
     if pictures:
         parts.append(Section("Figures", pictures))
     for block in content.blocks:
-        block_tables = [TableOf(block.heads, block.rows)] if block.rows else []
-        parts.append(Section(block.title, [*block.lines, *block_tables, *block.items]))
+        tables = []
+        if block.rows:
+            tables.append(TableOf(list(block.rows[0]), [list(row.values()) for row in block.rows]))
+        parts.append(Section(block.title, [*block.lines, *tables, *block.items]))
     return html("Transfer grid", [content.table.progress, INTRO], parts)
 
 
@@ -113,7 +115,7 @@ def _page_cell(cell: TableCell | None) -> str | Cell:
         return Cell(cell.mean, tone="failed")
     if cell.stats.mean is None:
         return Cell(cell.mean, tone="level")
-    styled = Cell(" ".join([cell.mean, *cell.spread]), bold=cell.best_of_column, sign=cell.signs)
+    styled = Cell(cell.number, bold=cell.best_of_column, sign=cell.signs)
     if cell.gain is None:
         return styled
     return styled._replace(below=str(cell.gain), tone=cell.gain.direction)

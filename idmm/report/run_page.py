@@ -206,9 +206,7 @@ def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> TableOf:
     for run in runs:
         with reading(run.path / "result.json", REWRITE):
             cells = [_cell(run.result, head, form) for head, form in columns.items()]
-            time = ""
-            if "seconds" in run.result:
-                time = duration(run.result["seconds"])
+            time = duration(run.result["seconds"]) if "seconds" in run.result else ""
             rows.append([run.label, *cells, run.start, time])
     heads = []
     filled = []
@@ -259,6 +257,4 @@ def _settings(runs: list[RunFacts]) -> list[TableOf]:
 
 
 def _setting(value: Any) -> str:
-    if value is None:
-        return ""
-    return str(value)
+    return "" if value is None else str(value)

@@ -8,19 +8,7 @@ from idmm.report.page import Cell
 from idmm.report.stats import format_number
 from idmm.report.table import MISSING, NO_BETTER, Place, Table, run_label
 
-BEST_HEADS = ["backbone", "target", "best pretraining", "accuracy", "gain over scratch"]
-PRETRAINING_HEADS = [
-    "source",
-    "method",
-    "backbone",
-    "images",
-    "epochs",
-    "batch size",
-    "steps",
-    "optimizer",
-    "crops",
-    "seconds",
-]
+BlockRow = dict[str, str | Cell]  # head of a column -> cell
 
 
 @dataclass(frozen=True)
@@ -29,27 +17,28 @@ class Block:
 
     title: str
     lines: list[str] = field(default_factory=list)  # above the table
-    heads: list[str] = field(default_factory=list)
-    rows: list[list[str | Cell]] = field(default_factory=list)
+    rows: list[BlockRow] = field(default_factory=list)
     items: list[str] = field(default_factory=list)  # a list below it
 
 
 def best_pretrainings(table: Table) -> Block | None:
     """Return the best pretraining for each target and backbone, or those that are level with it."""
-    heads = BEST_HEADS
     lines = [table.intervals()]
-    rows: list[list[str | Cell]] = []
+    rows = []
     has_undecided = False
     for backbone, target in product(table.backbones, table.targets):
         best = _best_pretraining(table, backbone, target)
         if best is None:
             continue
         cell = table.cells[best.place]
-        row: list[str | Cell] = [backbone, target, best.verdict, cell.text]
-        if cell.gain is None:
-            row.append("")
-        else:
-            row.append(Cell(str(cell.gain), tone=cell.gain.direction))
+        row: BlockRow = {"backbone": backbone, "target": target}
+        if len(table.backbones) == 1:
+            row = {"target": target}
+        row["best pretraining"] = best.verdict
+        row["accuracy"] = cell.text
+        row["gain over scratch"] = ""
+        if cell.gain is not None:
+            row["gain over scratch"] = Cell(str(cell.gain), tone=cell.gain.direction)
         rows.append(row)
         has_undecided = has_undecided or best.is_undecided
     if not rows:
@@ -59,10 +48,7 @@ def best_pretrainings(table: Table) -> Block | None:
             "Undecided: these runs show no difference between them. "
             "The numbers are those of the first."
         )
-    if len(table.backbones) == 1:
-        heads = heads[1:]
-        rows = [row[1:] for row in rows]
-    return Block("Which pretraining is best", lines, heads, rows)
+    return Block("Which pretraining is best", lines, rows)
 
 
 class Best(NamedTuple):
@@ -132,29 +118,34 @@ def pretrainings(grid: dict[str, Any]) -> Block:
 
     Equal epochs can be very different numbers of optimizer steps.
     """
-    rows: dict[tuple[str, str, str], list[str | Cell]] = {}  # of the first seed
+    rows: dict[tuple[str, str, str], BlockRow] = {}  # of the first seed
     for run in grid["cells"]:
         start = (run["source"], run["method"], run["backbone"])
         images = run.get("source_size")
         config = run.get("pretrain_config")
-        if images and config and start not in rows:
-            seconds = format_number(run["pretrain_seconds"])
-            rows[start] = [*start, *_length(images, config), seconds]
-    return Block("Pretraining", heads=PRETRAINING_HEADS, rows=list(rows.values()))
-
-
-def _length(images: int, config: dict[str, Any]) -> list[str]:
-    """Return the cells from ``images`` to ``crops``."""
-    train = config["train"]
-    size = config["views"]["size"]
-    crops = sum(group["count"] for group in config["views"]["crops"])
-    epochs = train["epochs"]
-    steps = epochs * -(-images // train["batch_size"])
-    if train["minutes"] is not None:
-        epochs = f"{train['minutes']:g} min"
-        steps = MISSING
-    values = (images, epochs, train["batch_size"], steps, train["optimizer"])
-    return [*map(str, values), f"{crops} at {size} px"]
+        if not images or not config or start in rows:
+            continue
+        train = config["train"]
+        size = config["views"]["size"]
+        crops = sum(group["count"] for group in config["views"]["crops"])
+        epochs = train["epochs"]
+        steps = epochs * -(-images // train["batch_size"])
+        if train["minutes"] is not None:
+            epochs = f"{train['minutes']:g} min"
+            steps = MISSING
+        rows[start] = {
+            "source": run["source"],
+            "method": run["method"],
+            "backbone": run["backbone"],
+            "images": str(images),
+            "epochs": str(epochs),
+            "batch size": str(train["batch_size"]),
+            "steps": str(steps),
+            "optimizer": train["optimizer"],
+            "crops": f"{crops} at {size} px",
+            "seconds": format_number(run["pretrain_seconds"]),
+        }
+    return Block("Pretraining", rows=list(rows.values()))
 
 
 def failures(grid: dict[str, Any]) -> list[str]:

@@ -121,9 +121,7 @@ def _draw_tile(axis: Axes, tile: Tile, middle: float, top: float, cell: float) -
     width = tile.image.shape[1] * cell / longest
     x = middle - width / 2
     y = top - (cell + height) / 2
-    interpolation = "antialiased"
-    if longest < 48:
-        interpolation = "nearest"
+    interpolation = "nearest" if longest < 48 else "antialiased"
     axis.imshow(
         tile.image,
         extent=(x, x + width, y, y + height),

@@ -27,9 +27,7 @@ def format_number(value: float, sign: bool = False) -> str:
     text = f"{value:.{DIGITS}f}"
     if float(text) == 0:
         return text.removeprefix("-")
-    if sign:
-        return f"{value:+.{DIGITS}f}".replace("-", "−")
-    return text
+    return f"{value:+.{DIGITS}f}".replace("-", "−") if sign else text
 
 
 def wilson_interval(correct: float, count: float) -> list[float]:
@@ -76,18 +74,11 @@ class Estimate(NamedTuple):
     interval: tuple[float, float] | None = None
 
     @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval does not contain 0: the runs show that it is more, or less."""
-        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
-
-    @property
     def direction(self) -> str:
-        """``up``, ``down``, or ``level`` if the interval contains 0."""
-        if not self.excludes_zero:
+        """``up`` or ``down`` if the runs show it, ``level`` if the interval contains 0."""
+        if self.interval is None or self.interval[0] <= 0 <= self.interval[1]:
             return "level"
-        if self.value > 0:
-            return "up"
-        return "down"
+        return "up" if self.value > 0 else "down"
 
     def __str__(self) -> str:
         value = format_number(self.value, sign=True)
@@ -141,26 +132,25 @@ def seed_stats(runs: Iterable[Run]) -> SeedStats:
         value = run.get("top1")
         if run["status"] == "ok" and isinstance(value, int | float) and math.isfinite(value):
             by_pretraining[run["source"], run["pretrain_seed"]].append(float(value))
-            distances.append(_image_distances(run))
+            if distance := _image_distances(run):
+                distances.append(distance)
     if not by_pretraining:
         return SeedStats(runs)
     values = list(chain(*by_pretraining.values()))
     draws = values
     # as in the interval: a pretraining counts once, whatever the number of its runs
     if len(by_pretraining) > 1:
-        draws = [statistics.fmean(group) for group in by_pretraining.values()]
-    stats = SeedStats(
-        runs,
-        n=len(values),
-        mean=statistics.fmean(draws),
-        units=len(draws),
-        freedom=len(draws) - 1,
-        images=_mean_distances(distances),
-    )
+        draws = list(map(statistics.fmean, by_pretraining.values()))
+    count = len(draws)
+    mean = statistics.fmean(draws)
+    stats = SeedStats(runs, len(values), mean, units=count, freedom=count - 1)
     if len(values) > 1:
         stats = replace(stats, std=statistics.stdev(values))
-    if len(draws) > 1:
-        stats = replace(stats, variance=statistics.variance(draws) / len(draws))
+    if count > 1:
+        stats = replace(stats, variance=statistics.variance(draws) / count)
+    if len(distances) == len(values):
+        means = map(statistics.fmean, zip(*distances, strict=True))
+        stats = replace(stats, images=Distances._make(means))
     return stats
 
 
@@ -171,21 +161,7 @@ def _image_distances(run: Run) -> Distances | None:
     count = run.get("test_size")
     if not interval and count:
         interval = wilson_interval(value / 100 * count, count)
-    if interval:
-        return Distances(value - interval[0], interval[1] - value)
-    return None
-
-
-def _mean_distances(distances: Iterable[Distances | None]) -> Distances | None:
-    """Return the mean of distances, None if one is unknown."""
-    below = []
-    above = []
-    for distance in distances:
-        if distance is None:
-            return None
-        below.append(distance.below)
-        above.append(distance.above)
-    return Distances(statistics.fmean(below), statistics.fmean(above))
+    return Distances(value - interval[0], interval[1] - value) if interval else None
 
 
 def pooled(column: Mapping[Key, SeedStats], moved: Iterable[SeedStats]) -> dict[Key, SeedStats]:
@@ -248,17 +224,12 @@ def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
 
 
 # ------------------------------------------------------------------- classifiers on the same images
-class McNemar(TypedDict):
-    """The result of :func:`mcnemar`."""
-
-    points: float  # by which the first accuracy is above the second
-    p: float  # probability of a difference as large between equals
-
-
-class Comparison(McNemar):
-    """Two finished runs on the images that both were tested on."""
+class Comparison(TypedDict):
+    """Two classifiers on the images that both were tested on."""
 
     images: int
+    points: float  # by which the first accuracy is above the second
+    p: float  # probability of a difference as large between equals
 
 
 class _Answers(NamedTuple):
@@ -278,10 +249,10 @@ def compared(run: Path, other: Path) -> Comparison | None:
     """
     answers = _answers(run)
     other_correct = _answers(other).correct
-    images = len(answers.correct.keys() & other_correct.keys())
-    if 2 * images < max(len(answers.correct), len(other_correct)):
+    images = answers.correct.keys() & other_correct.keys()
+    if 2 * len(images) < max(len(answers.correct), len(other_correct)):
         return None
-    return Comparison(**mcnemar(answers.correct, other_correct, answers.groups), images=images)
+    return mcnemar(answers.correct, other_correct, answers.groups)
 
 
 def _answers(run: Path) -> _Answers:
@@ -312,7 +283,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def mcnemar(
     one: Mapping[Key, bool], other: Mapping[Key, bool], groups: Mapping[Key, str] | None = None
-) -> McNemar:
+) -> Comparison:
     """Compare two classifiers on the same images.
 
     Args:
@@ -343,4 +314,5 @@ def mcnemar(
         ).pvalue
     elif len(gains) and not groups:
         p = binomtest(int((gains > 0).sum()), len(gains)).pvalue
-    return {"points": 100 * float(gains.sum()) / len(names), "p": float(p)}
+    points = 100 * float(gains.sum()) / len(names)
+    return {"images": len(names), "points": points, "p": float(p)}

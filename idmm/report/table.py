@@ -98,32 +98,22 @@ class TableCell:
     @property
     def std(self) -> str:
         """The standard deviation, empty for less than two runs."""
-        if self.stats.std is None:
-            return ""
-        return format_number(self.stats.std)
+        return "" if self.stats.std is None else format_number(self.stats.std)
 
     @property
-    def some_failed(self) -> bool:
-        """Whether it has finished runs and failed ones."""
-        return self.stats.n > 0 and self.stats.failed > 0
-
-    @property
-    def spread(self) -> list[str]:
-        """The standard deviation, and the number of runs if it is not the usual one."""
-        texts = []
+    def number(self) -> str:
+        """The mean with the standard deviation, and with the number of runs if it is unusual."""
+        number = self.mean
         if self.std:
-            texts.append(f"± {self.std}")
+            number += f" ± {self.std}"
         if self.unusual_n:
-            texts.append(f"(n = {self.stats.n})")
-        return texts
+            number += f" (n = {self.stats.n})"
+        return number
 
     @property
     def text(self) -> str:
         """All of it in one line."""
-        texts = [self.mean, *self.spread]
-        if self.signs:
-            texts.append(self.signs)
-        return " ".join(texts)
+        return f"{self.number} {self.signs}".rstrip()
 
     @property
     def signs(self) -> str:
@@ -149,7 +139,7 @@ MARKS = (
     Mark(
         SOME_FAILED,
         f"{SOME_FAILED}: some runs failed and do not count.",
-        lambda cell: cell.some_failed,
+        lambda cell: cell.stats.n > 0 and cell.stats.failed > 0,
     ),
     Mark(
         NO_BETTER,
@@ -221,9 +211,7 @@ class Table:
 
     def _cell(self, place: Place) -> TableCell:
         stats = self._stats[place]
-        gain = None
-        if not place.row.is_scratch:
-            gain = self.lead(place, SCRATCH)
+        gain = None if place.row.is_scratch else self.lead(place, SCRATCH)
         no_better = self._no_better(stats, place.target)
         return TableCell(
             stats,
@@ -244,29 +232,20 @@ class Table:
 
     def _leads_all(self, place: Place) -> bool:
         """Return whether the runs show that a place is better than each other one of its column."""
-        others = 0
-        for other in self.rows:
-            if other != place.row and self.mean(place.backbone, other, place.target) is not None:
-                others += 1
-                lead = self.lead(place, other)
-                if lead is None or lead.direction != "up":
-                    return False
-        return others > 0
+        leads = [self.lead(place, other) for other in self.rows if other != place.row]
+        known = [lead for lead in leads if lead is not None]
+        return bool(known) and all(lead.direction == "up" for lead in known)
 
     def lead(self, place: Place, other: Row) -> Estimate | None:
         """Return the lead of a place over another row, or None if one has no value."""
         stats = self._stats.get(place)
         other_stats = self._stats.get(place._replace(row=other))
-        if stats and other_stats:
-            return difference(stats, other_stats)
-        return None
+        return difference(stats, other_stats) if stats and other_stats else None
 
     def mean(self, backbone: str, row: Row, target: str) -> float | None:
         """Return a cell's mean, or None without a value."""
         stats = self._stats.get(Place(backbone, row, target))
-        if stats:
-            return stats.mean
-        return None
+        return stats.mean if stats else None
 
     def rows_of(self, backbone: str) -> list[Row]:
         """Return the rows of a backbone. Weights belong to one backbone only."""
@@ -290,13 +269,8 @@ class Table:
     def name_of(self, backbone: str) -> str:
         """Return the name of a backbone with its arguments and size, without markup."""
         model = self._models[backbone]
-        kwargs = {}
-        if model.get("name") == backbone:
-            kwargs = model.get("kwargs", {})
-        if backbone in self.params:
-            size = f"{self.params[backbone] / 1e6:.3g} M parameters"
-            return with_facts(backbone, kwargs, size)
-        return with_facts(backbone, kwargs)
+        kwargs = model.get("kwargs", {}) if model.get("name") == backbone else {}
+        return with_facts(backbone, kwargs, self.params.get(backbone))
 
     @property
     def progress(self) -> str:
@@ -340,10 +314,11 @@ class Table:
         )
 
 
-def with_facts(name: str, arguments: dict[str, Any], *facts: str) -> str:
+def with_facts(name: str, arguments: dict[str, Any], params: int | None = None) -> str:
     """Return a model's name with what it does not show: ``vit_tiny_patch16_224 (embed_dim 64)``."""
     texts = [f"{key} {value}" for key, value in arguments.items()]
-    texts += facts
+    if params is not None:
+        texts.append(f"{params / 1e6:.3g} M parameters")
     if texts:
         return f"{name} ({', '.join(texts)})"
     return name
@@ -351,13 +326,12 @@ def with_facts(name: str, arguments: dict[str, Any], *facts: str) -> str:
 
 def run_label(run: Run) -> str:
     """Return a run's name in messages."""
-    seeds = []
-    for seed in (run["pretrain_seed"], run["seed"]):
-        if seed is not None and str(seed) not in seeds:
-            seeds.append(str(seed))
+    seeds = dict.fromkeys([run["pretrain_seed"], run["seed"]])
+    seeds.pop(None, None)
     start = Row(run["source"], run["method"]).label
     return (
-        f"{start}: {run['backbone']} on {run['target']}, seed {'/'.join(seeds)}, {run['protocol']}"
+        f"{start}: {run['backbone']} on {run['target']}, "
+        f"seed {'/'.join(map(str, seeds))}, {run['protocol']}"
     )
 
 
