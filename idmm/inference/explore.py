@@ -51,7 +51,9 @@ def explore(config: ExploreConfig) -> str:
     stores = images_of(folder)
     _check_images(stores, folder, config.classes)
     out = made_folder(config.out or str(folder / "explore"))
-    features = {str(path): _features(path, stores, config) for path in (folder, *others)}
+    features = {}
+    for path in (folder, *others):
+        features[str(path)] = _features(path, stores, config)
     similarities = _compare(stores, features, config.classes)
     for name in (*KINDS, "rows"):  # of an earlier call
         (out / f"{name}.csv").unlink(missing_ok=True)
@@ -102,9 +104,10 @@ def _features(
     saved = read_checkpoint(run)
     network = Network.from_checkpoint(saved, 0, config.device, config.batch_size)
     network = replace(network, crop_pct=1.0)  # whole images
-    return np.concatenate(
-        [network.split_features(store, None, part) for part, store in stores.items()]
-    )
+    features = []
+    for part, store in stores.items():
+        features.append(network.split_features(store, None, part))
+    return np.concatenate(features)
 
 
 def _compare(
@@ -115,18 +118,17 @@ def _compare(
     log.info("comparing %d images", len(rows))
     classes = [*(stores["train"].classes or ()), None]  # the last one, of number -1, is none
     images = []
-    numbers = []
+    numbers: list[int] = []
     for part, store in stores.items():
-        labels = [-1] * len(store)
-        if store.labels is not None:
-            labels = store.labels.tolist()
+        labels = [-1] * len(store) if store.labels is None else store.labels.tolist()
         numbers += labels
         for i, name in enumerate(store.names):
             images.append(ImageRef(part, i, name, classes[labels[i]]))
     unit = similarity.unit_rows(rows)
     near = similarity.nearest(unit, CANDIDATES)
     margins, suggested = similarity.label_margins(near, np.array(numbers))
-    duplicates = sorted(_duplicates(stores, images, unit), key=lambda pair: not pair.disagrees)
+    duplicates = list(_duplicates(stores, images, unit))
+    duplicates.sort(key=lambda pair: not pair.disagrees)
     return Similarities(
         stores,
         images,
@@ -157,10 +159,13 @@ def _duplicates(
     for j, digest in enumerate(digests):
         i = first.setdefault(digest, j)
         if i != j:
-            yield Pair("same file", images[i], images[j], float(unit[i] @ unit[j]))
-    for i, j in pairs.index[pairs.score > pairs.threshold].tolist():
+            cosine = float(unit[i] @ unit[j])
+            yield Pair("same file", images[i], images[j], cosine)
+    likely = pairs.index[pairs.score > pairs.threshold]
+    for i, j in likely.tolist():
         if digests[i] != digests[j]:
-            yield Pair("near", images[i], images[j], float(unit[i] @ unit[j]))
+            cosine = float(unit[i] @ unit[j])
+            yield Pair("near", images[i], images[j], cosine)
 
 
 def hash_vectors(store: ImageStore) -> NDArray[np.float32]:
@@ -168,6 +173,9 @@ def hash_vectors(store: ImageStore) -> NDArray[np.float32]:
 
     Their product is ``HASHES`` times the share of equal bits less that of different ones.
     """
-    numbers = Bar(range(len(store)), desc="perceptual hashes", unit="img", delay=1)
-    bits = [perceptual_hash(Image.fromarray(store.picture(i))) for i in numbers]
-    return (np.array(bits, dtype=np.float32) * 2 - 1) * np.float32((HASHES / HASH_BITS) ** 0.5)
+    hashes = []
+    for i in Bar(range(len(store)), desc="perceptual hashes", unit="img", delay=1):
+        picture = Image.fromarray(store.picture(i))
+        hashes.append(perceptual_hash(picture))
+    signs = np.array(hashes, dtype=np.float32) * 2 - 1
+    return signs * np.float32((HASHES / HASH_BITS) ** 0.5)

@@ -19,12 +19,11 @@ def instance_rows(run: Path) -> NDArray[np.float32] | None:
     file = run / "last" / "state.pt"
     if not file.exists():
         return None
-    state: dict[str, torch.Tensor] = torch.load(file, map_location="cpu", weights_only=True)[
-        "method"
-    ]
-    if WEIGHT not in state:
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    weights: dict[str, torch.Tensor] = state["method"]
+    if WEIGHT not in weights:
         return None
-    return state[WEIGHT].float().numpy()
+    return weights[WEIGHT].float().numpy()
 
 
 def write_rows(similarities: Similarities, rows: NDArray[np.float32], out: Path) -> list[str]:
@@ -46,13 +45,15 @@ def write_rows(similarities: Similarities, rows: NDArray[np.float32], out: Path)
     }
     sheet = []
     for i in spread(len(images), QUERIES).tolist():
+        image = images[i]
         for kind, index in nearest.items():
-            tiles = [similarities.tile(images[i], images[i].name, BLUE)]
+            tiles = [similarities.tile(image, image.name, BLUE)]
             for j in index[i].tolist():
+                neighbour = images[j]
                 frame = None
-                if labels[i] is not None and labels[j] not in (None, labels[i]):
+                if None not in (image.label, neighbour.label) and image.label != neighbour.label:
                     frame = ORANGE
-                tiles.append(similarities.tile(images[j], images[j].name, frame))
+                tiles.append(similarities.tile(neighbour, neighbour.name, frame))
             sheet.append(SheetRow(kind, tiles))
     note = "Blue: a sample of the images. Orange: of another class"
     caption_sheet(sheet, out / "rows.png", "Nearest features and nearest rows of W", note)

@@ -59,7 +59,8 @@ class Similarities:
 
     def tile(self, image: ImageRef, caption: str, frame: str | None = None) -> Tile:
         """Return the thumbnail of an image."""
-        return thumbnail(self.stores[image.split].picture(image.index), caption, frame)
+        store = self.stores[image.split]
+        return thumbnail(store.picture(image.index), caption, frame)
 
 
 def _worst(rows: list[Row], count: int) -> list[str]:
@@ -69,7 +70,7 @@ def _worst(rows: list[Row], count: int) -> list[str]:
     texts = []
     for row in rows[: 1 + min(count, WORST)]:
         cells = ["" if cell is None else str(cell) for cell in row]
-        texts.append([one_line(cell) for cell in cells])
+        texts.append(list(map(one_line, cells)))
     return [f"  {line}" for line in aligned(texts)]
 
 
@@ -81,16 +82,18 @@ def _duplicates(similarities: Similarities, out: Path) -> list[str]:
         columns = columns[:5]
     rows: list[Row] = [columns]
     for rank, pair in enumerate(pairs, start=1):
+        first = pair.first
+        second = pair.second
         cosine = f"{pair.similarity:.4g}"
-        labels = (pair.first.label, pair.second.label)
-        row = [rank, pair.first.name, pair.second.name, cosine, pair.kind, *labels]
+        row: Row = [rank, first.name, second.name, cosine, pair.kind, first.label, second.label]
         rows.append(row[: len(columns)])
     write_csv(out / "duplicates.csv", rows)
     tiles = []
     for pair in one_of_each(pairs)[:PAIRS]:
         kind = f"{pair.kind}, {pair.similarity:.2f}"
         for image, text in ((pair.first, kind), (pair.second, "")):
-            tiles.append(similarities.tile(image, f"{text}\n{image.name}\n{image.label or ''}"))
+            caption = f"{text}\n{image.name}\n{image.label or ''}"
+            tiles.append(similarities.tile(image, caption))
     count = counted(len(pairs), "likely pair")
     if pairs:
         title = f"{len(tiles) // 2} of {count} of duplicates, with their cosine"
@@ -157,7 +160,8 @@ def _neighbours(similarities: Similarities, out: Path) -> list[str]:
     for i in spread(len(images), QUERIES).tolist():
         tiles = [similarities.tile(images[i], images[i].name, BLUE)]
         for j, cosine in zip(near.index[i, :NEXT], near.value[i, :NEXT], strict=True):
-            tiles.append(similarities.tile(images[j], f"{images[j].name}\n{cosine:.2f}"))
+            caption = f"{images[j].name}\n{cosine:.2f}"
+            tiles.append(similarities.tile(images[j], caption))
         sheet.append(SheetRow("", tiles))
     note = "Blue: a sample of the images. Then the nearest of each, with the cosine"
     caption_sheet(sheet, out / "neighbours.png", "Nearest images", note)
@@ -218,12 +222,15 @@ def _draw_map(
     shares = places / np.ptp(places, axis=0)
     shown: list[int] = []  # as thumbnails
     for i, share in enumerate(shares):
-        if (np.abs(shares[shown] - share).max(axis=1) > APART).all():
-            shown.append(i)
-            image = similarities.tile(similarities.images[numbers[i]], "").image
-            picture = OffsetImage(image, zoom=THUMBNAIL / max(image.shape))
-            frame = {"edgecolor": colours.get(labels[i], "0.8"), "linewidth": 1.5}
-            axis.add_artist(AnnotationBbox(picture, places[i], pad=0.05, bboxprops=frame))
+        distances = np.abs(shares[shown] - share).max(axis=1)
+        if not (distances > APART).all():
+            continue
+        shown.append(i)
+        image = similarities.images[numbers[i]]
+        pixels = similarities.tile(image, "").image
+        picture = OffsetImage(pixels, zoom=THUMBNAIL / max(pixels.shape))
+        frame = {"edgecolor": colours.get(image.label, "0.8"), "linewidth": 1.5}
+        axis.add_artist(AnnotationBbox(picture, places[i], pad=0.05, bboxprops=frame))
 
 
 # name of the files -> writes them and returns the printed lines

@@ -44,9 +44,7 @@ def export(config: ExportConfig) -> str:
     if is_onnx:
         return _write_onnx(out, source)
     check = write_folder(source, out, hub=config.format == "hf")
-    registers = ""
-    if source.module:
-        registers = f"import {source.module} and "
+    registers = f"import {source.module} and " if source.module else ""
     return (
         f"{out}: config.json, model.safetensors, README.md. "
         f"Load it with {registers}timm.create_model('local-dir:{out}', pretrained=True)\n"

@@ -14,19 +14,15 @@ from idmm.report.page import environment
 def card(source: Source, hub: bool) -> str:
     """Return ``README.md``. With ``hub`` it begins with the Hugging Face Hub's front matter."""
     file = source.run / "result.json"
-    bands = ""
-    if source.network.bands is not None:
-        bands = f" of {source.saved.in_chans} channels"
+    has_bands = source.network.bands is not None
+    bands = f" of {source.saved.in_chans} channels" if has_bands else ""
     kind = f"backbone{bands}"
     if source.classes:
         kind = f"classifier of images{bands} into {len(source.classes)} classes"
     with reading(file, REWRITE):
         facts = _facts(source, read_json(file, REWRITE))
     package = source.module and source.module.partition(".")[0]
-    front = ""
-    if hub:
-        front = _front_matter(source, package or "timm")
-    looks = source.preprocessing
+    front = _front_matter(source, package or "timm") if hub else ""
     templates = environment(str)
     templates.filters["code"] = _code
     return templates.get_template("card.md.j2").render(
@@ -36,15 +32,13 @@ def card(source: Source, hub: bool) -> str:
         front=front,
         facts=facts,
         # timm cannot prepare bands and images of more than 8 bits
-        by_timm=source.network.bands is None and "grey_range" not in looks,
+        by_timm=not has_bands and "grey_range" not in source.preprocessing,
         version=idmm_version(),
     )
 
 
 def _front_matter(source: Source, library: str) -> str:
-    task = "image-feature-extraction"
-    if source.classes:
-        task = "image-classification"
+    task = "image-classification" if source.classes else "image-feature-extraction"
     keys = {"library_name": library, "pipeline_tag": task, "tags": sorted({task, library, "idmm"})}
     return yaml.safe_dump(keys, sort_keys=False)
 
@@ -80,9 +74,8 @@ def _start_name(init: str) -> str:
     if is_public(init):
         return init
     path = expand_home(init)
-    if path.suffix.lower() in WEIGHTS and not path.is_dir():
-        return path.parent.name
-    return path.name
+    is_file = path.suffix.lower() in WEIGHTS and not path.is_dir()
+    return path.parent.name if is_file else path.name
 
 
 def _code(text: object) -> str:

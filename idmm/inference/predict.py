@@ -58,10 +58,11 @@ def predict(config: PredictConfig) -> str | None:
     for prediction in predictions:
         for rank, (label, probability) in enumerate(prediction.top, start=1):
             rows.append((prediction.path, rank, label, f"{probability:.6g}"))
+    data = csv_bytes(rows)
     if config.out is None:
-        print_bytes(csv_bytes(rows))
+        print_bytes(data)
         return None
-    write_bytes(Path(config.out), csv_bytes(rows))
+    write_bytes(Path(config.out), data)
     return f"{config.out}: {counted(len(predictions), 'image')}"
 
 

@@ -7,7 +7,6 @@ fp32.
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -28,7 +27,7 @@ from idmm.dense.transforms import canvas_of, letterboxed, on_canvas, resized_to
 from idmm.evaluation.inputs import report_unreadable
 from idmm.evaluation.network import Network
 from idmm.files import filling, write_json
-from idmm.models.weights import Checkpoint, read_checkpoint
+from idmm.models.weights import read_checkpoint
 from idmm.progress import counting, log
 from idmm.text import counted
 from idmm.training.device import pick_device
@@ -58,48 +57,60 @@ def predict_dense(config: PredictConfig, out: Path, paths: list[str]) -> str:
     if saved.extra["short_side"] is not None:  # the shapes differ
         batch_size = 1
     network = Network.around(saved, model, saved.size, device, batch_size)
-    files = _Files(network, saved, paths, _names(paths), {})
+    files = _Files(network, saved.extra, paths)
     with filling(out) as folder, network.enough_memory():
         if isinstance(model, Segmenter):
-            summary = _write_masks(folder / "masks", files, model)
+            summary = _write_masks(folder, files, model)
         else:
-            summary = _write_boxes(folder / "predictions.json", files, model, config.min_score)
+            min_score = MIN_SCORE if config.min_score is None else config.min_score
+            summary = _write_boxes(folder, files, model, min_score)
         report_unreadable(files.unreadable, len(paths))
     return f"{out}: {summary}"
 
 
-@dataclass(frozen=True)
 class _Files:
-    """The images, and how they are prepared."""
+    """The images, and how they are prepared.
 
-    network: Network
-    saved: Checkpoint
-    paths: list[str]
-    names: dict[str, str]  # path -> path below the common folder
-    unreadable: dict[str, str]  # path -> reason
+    Attributes:
+        extra: JSON of the run's weights.
+        names: Path of each below their common folder.
+        unreadable: Path -> reason.
+    """
+
+    def __init__(self, network: Network, extra: dict[str, Any], paths: list[str]):
+        self.network = network
+        self.extra = extra
+        self.side: int = extra["side"]
+        self.short: int | None = extra["short_side"]
+        self.paths = paths
+        self.names = _names(paths)
+        self.unreadable: dict[str, str] = {}
+        self._sizes: dict[int, Size] = {}
 
     def outputs(self, model: Callable[[Tensor], Iterable[Output]]) -> "Iterator[_OnFile[Output]]":
         """Yield a model's outputs for the readable images, and draw the progress."""
         network = self.network
-        side = self.saved.extra["side"]
-        short = self.saved.extra["short_side"]
-        sizes: dict[int, Size] = {}
-
-        def prepare(number: int, pixels: NDArray[np.uint8]) -> Tensor:
-            height, width, _ = pixels.shape
-            sizes[number] = (height, width)
-            # as in the run's store
-            stored = torch.from_numpy(fitted(pixels, short or side)).permute(2, 0, 1)
-            shape = letterboxed(sizes[number], side, short=short)
-            image = resized_to(stored, shape)
-            canvas = canvas_of([shape], side, short)
-            return on_canvas(normalise(image[None], network.mean, network.std)[0], canvas)
-
-        batches = network.file_batches(self.paths, self.paths, self.unreadable, prepare)
+        batches = network.file_batches(self.paths, self.paths, self.unreadable, self._prepare)
         for batch in counting(batches, len(self.paths), "predicting"):
             outputs = model(batch["images"].to(network.device))
-            for number, output in zip(batch["index"].tolist(), outputs, strict=True):
-                yield _OnFile(self.names[self.paths[number]], sizes.pop(number), output)
+            numbers = batch["index"].tolist()
+            for number, output in zip(numbers, outputs, strict=True):
+                name = self.names[number]
+                size = self._sizes.pop(number)
+                yield _OnFile(name, size, output)
+
+    def _prepare(self, number: int, pixels: NDArray[np.uint8]) -> Tensor:
+        """Return an image [H, W, C] on its canvas, [C, H, W]."""
+        height, width, _ = pixels.shape
+        size = (height, width)
+        self._sizes[number] = size
+        # as in the run's store
+        stored = torch.from_numpy(fitted(pixels, self.short or self.side))
+        shape = letterboxed(size, self.side, short=self.short)
+        image = resized_to(stored.permute(2, 0, 1), shape)
+        normal = normalise(image[None], self.network.mean, self.network.std)
+        canvas = canvas_of([shape], self.side, self.short)
+        return on_canvas(normal[0], canvas)
 
 
 class _OnFile(NamedTuple, Generic[Output]):
@@ -112,26 +123,26 @@ class _OnFile(NamedTuple, Generic[Output]):
 
 def _write_masks(folder: Path, files: _Files, model: Segmenter) -> str:
     """Write the masks, and return a summary."""
-    stems = Counter(_stem(name) for name in files.names.values())
-    first = np.uint8(files.saved.extra["categories"][0])
+    stems = Counter(map(_stem, files.names))
+    first = np.uint8(files.extra["categories"][0])
     images = 0
     for image in files.outputs(partial(segmented, model)):
         images += 1
         name = image.name
         if stems[_stem(name)] == 1:  # images that differ only in the ending keep it
             name = os.path.splitext(name)[0]
-        classes = classes_on_file(image.output, image.size, files.saved.extra["side"]).numpy()
-        file = folder / f"{name}.png"
+        file = folder / "masks" / f"{name}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(classes.astype(np.uint8) + first).save(file)
+        classes = classes_on_file(image.output, image.size, files.side)
+        mask = classes.numpy().astype(np.uint8) + first
+        Image.fromarray(mask).save(file)
     return counted(images, "image")
 
 
-def _write_boxes(file: Path, files: _Files, model: Detector, min_score: float | None) -> str:
+def _write_boxes(folder: Path, files: _Files, model: Detector, min_score: float) -> str:
     """Write the boxes in COCO's format, and return a summary."""
-    if min_score is None:
-        min_score = MIN_SCORE
-    extra = files.saved.extra
+    numbers = files.extra["categories"]
+    classes = files.extra["classes"]
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for image_id, image in enumerate(files.outputs(model), start=1):
@@ -139,25 +150,32 @@ def _write_boxes(file: Path, files: _Files, model: Detector, min_score: float | 
         images.append({"id": image_id, "file_name": image.name, "width": width, "height": height})
         confident = image.output["scores"] >= min_score
         output = {name: value[confident] for name, value in image.output.items()}
-        objects = on_file(output, image.size, extra["side"], extra["short_side"])
-        for result in objects.results(image_id, extra["categories"]):
-            area = result["bbox"][2] * result["bbox"][3]
-            number = len(annotations) + 1
-            annotations.append({"id": number, **result, "area": area, "iscrowd": 0})
-    categories = []
-    for number, name in zip(extra["categories"], extra["classes"], strict=True):
-        categories.append({"id": number, "name": name})
-    write_json(file, {"images": images, "annotations": annotations, "categories": categories})
+        objects = on_file(output, image.size, files.side, files.short)
+        for result in objects.results(image_id, numbers):
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    **result,
+                    "area": result["bbox"][2] * result["bbox"][3],
+                    "iscrowd": 0,
+                }
+            )
+    dataset = {
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": n, "name": name} for n, name in zip(numbers, classes, strict=True)],
+    }
+    write_json(folder / "predictions.json", dataset)
     if not annotations:
         log.warning("min_score: no box has a score of %g or more", min_score)
     boxes = "1 box" if len(annotations) == 1 else f"{len(annotations)} boxes"
     return f"{counted(len(images), 'image')}, {boxes}"
 
 
-def _names(paths: list[str]) -> dict[str, str]:
+def _names(paths: list[str]) -> list[str]:
     """Return each image's path below the common folder."""
     top = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
-    return {path: os.path.relpath(path, top).replace(os.sep, "/") for path in paths}
+    return [os.path.relpath(path, top).replace(os.sep, "/") for path in paths]
 
 
 def _stem(name: str) -> str:

@@ -46,24 +46,30 @@ def report(config: ReportConfig) -> str:
         log.warning(note)
     labels = _labels(folders)
     runs = [_read_run(folder, labels) for folder in folders]
-    out = made_folder(config.out or str(expand_home(config.runs[0]) / "report"))
-    return str(write(out, runs, _comparisons(runs), notes, compare(runs, out)))
+    first = expand_home(config.runs[0])
+    out = made_folder(config.out or str(first / "report"))
+    comparisons = _comparisons(runs)
+    pictures = compare(runs, out)
+    return str(write(out, runs, comparisons, notes, pictures))
 
 
 def _comparisons(runs: list[RunFacts]) -> list[RunComparison]:
     """Compare the first classifier with each other one that has the same test images."""
     classifiers = [run for run in runs if (run.path / PREDICTIONS).is_file()]
+    if not classifiers:
+        return []
+    first, *others = classifiers
     tests = {}
-    for run in classifiers[1:]:
-        if run.data == classifiers[0].data:
-            test = compared(classifiers[0].path, run.path)
+    for run in others:
+        if run.data == first.data:
+            test = compared(first.path, run.path)
             if test is not None:
                 tests[run.label] = test
     adjusted = holm([test["p"] for test in tests.values()])
     comparisons = []
     for (label, test), p in zip(tests.items(), adjusted, strict=True):
-        first = classifiers[0].label
-        comparisons.append(RunComparison(first, label, test["images"], test["points"], p))
+        one = RunComparison(first.label, label, test["images"], test["points"], p)
+        comparisons.append(one)
     return comparisons
 
 
@@ -142,7 +148,8 @@ def _start_name(start: str, labels: dict[str, str]) -> str:
     """Return the label of the run that another started from, or the name of its folder."""
     if os.sep not in start or is_public(start):
         return start
-    return labels.get(os.path.realpath(expand_home(start)), Path(start).name)
+    path = os.path.realpath(expand_home(start))
+    return labels.get(path, Path(start).name)
 
 
 def _pictures(run: Path) -> list[Picture]:
