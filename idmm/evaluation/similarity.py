@@ -81,10 +81,11 @@ def nearest(rows: Floats, k: int, groups: Names | None = None) -> Neighbours:
 def likely_duplicates(rows: Floats) -> Pairs:
     """Return pairs of rows that are nearer to each other than to their neighbourhoods.
 
-    The rows are float32 [N, d]. A pair's score is its product less the mean of both rows' products with their next 10 neighbours
-    (CSLS of Conneau et al., Word translation without parallel data, ICLR 2018). So a near row means
-    little in a class of similar images. The threshold needs no examples. With q and m the first
-    quartile and the median of the images' best scores, it is m + ``ABOVE`` * (m - q).
+    The rows are float32 [N, d]. A pair's score is its product less the mean of both rows' products
+    with their next 10 neighbours (CSLS of Conneau et al., Word translation without parallel data,
+    ICLR 2018). So a near row means little in a class of similar images. The threshold needs no
+    examples. With q and m the first quartile and the median of the images' best scores, it is m +
+    ``ABOVE`` * (m - q).
     """
     near = nearest(rows, LOCAL + 1)
     crowd = np.zeros(len(rows))
