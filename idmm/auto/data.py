@@ -12,9 +12,10 @@ from idmm.auto.plan import HELD_OUT, Counts, TrainState
 from idmm.config import PATHS, RESUME_IGNORED, Data
 from idmm.config.commands import TrainCommand
 from idmm.data import user_lists
+from idmm.data.decoding import BadImages
 from idmm.data.fingerprint import digests
 from idmm.data.formats import BadImage
-from idmm.data.image_store import BadImages, store_split
+from idmm.data.image_store import store_split
 from idmm.data.images import image_size
 from idmm.data.list_file import decoded
 from idmm.data.listing import list_images

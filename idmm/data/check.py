@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from idmm import config
+from idmm.data.decoding import measure_range
 from idmm.data.formats import PICTURE_CHANNELS, BadImage, NoPicture
-from idmm.data.image_store import measure_range
 from idmm.data.images import (
     AUTO,
     WHITE,

@@ -7,8 +7,8 @@ to rounding.
 
 import logging
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +52,10 @@ def send(values: NDArray[Any] | Tensor, device: Device) -> Tensor:
 
 # ---------------------------------------------------------------------- who makes the views
 def place_views(
-    views: BatchFn, device: Device, decided: str | None, workers: int | None
+    views: BatchFn,
+    device: Device,
+    decided: str | None,
+    workers: int | None,
 ) -> BatchFn:
     """Return the :class:`DeviceViews` of ``views`` if the device makes them, else ``views``.
 
@@ -101,7 +104,8 @@ def _obstacle(views: BatchFn, free: int) -> str | None:
         return "images are decoded at each use"
     if store.high_bit % len(store.sizes):
         return "images have 8 or 16 bits"
-    if (store.sizes.prod(axis=1) * store.pixel_bytes).sum() > free // 2:
+    image_bytes = store.sizes.prod(axis=1) * store.pixel_bytes
+    if image_bytes.sum() > free // 2:
         return "the images take more than half of the GPU's free memory"
     return None
 
@@ -134,13 +138,12 @@ class DeviceImages:
         counts = store.sizes.prod(axis=1)
         self.starts = np.cumsum(counts) - counts
         self.is_rgb8 = bool(store.pixel_bytes[0] == store.channels == 3)
-        bits = torch.uint8
-        if store.high_bit:
-            bits = torch.int16  # few operations know uint16
+        bits = torch.int16 if store.high_bit else torch.uint8  # few operations know uint16
         self.pixels = torch.empty(store.channels, counts.sum(), dtype=bits, device=device)
-        for i, (start, count) in enumerate(zip(self.starts, counts, strict=True)):
+        for i, start in enumerate(self.starts):
             pixels = store.image(i).permute(1, 2, 0).flatten(0, 1)  # [H W, C]
-            self.pixels[:, start : start + count] = pixels.view(bits).to(device).T
+            end = start + len(pixels)
+            self.pixels[:, start:end] = pixels.view(bits).to(device).T
         self.dtype = torch.float32
         if self.is_rgb8 and self.pixels.is_cuda:
             self.dtype = torch.float16
@@ -164,10 +167,12 @@ class DeviceImages:
             side = -(-int(sides[remaining[0]]) // SIDE_STEP) * SIDE_STEP
             # places of 8 bytes, values as bytes and twice as floats, matrices of weights, and
             # between the products
-            view_bytes = side * (side * (8 + 9 * channels) + 4 * size * (4 + 3 * channels))
-            count = max(1, WORKING_BYTES // view_bytes)
+            window_bytes = side * side * (8 + 9 * channels)
+            product_bytes = side * size * (16 + 12 * channels)
+            count = max(1, WORKING_BYTES // (window_bytes + product_bytes))
             part = remaining[:count]
-            out[send(part, self.device)] = self._crop(plan, part, numbers[part], side, size)
+            crops = self._crop(plan, part, numbers[part], side, size)
+            out[send(part, self.device)] = crops
             remaining = remaining[count:]
         is_turned = plan.turns % 2 == 1
         if is_turned.any():
@@ -175,7 +180,12 @@ class DeviceImages:
         return out
 
     def _crop(
-        self, plan: ViewPlan, part: Integers, numbers: Integers, side: int, size: int
+        self,
+        plan: ViewPlan,
+        part: Integers,
+        numbers: Integers,
+        side: int,
+        size: int,
     ) -> Tensor:
         """Return the views ``part`` [v] of a plan before transpositions, [v, C, size, size].
 
@@ -183,8 +193,12 @@ class DeviceImages:
         """
         first, lengths = plan.box[part].T.reshape(2, 2, -1)  # of rows, of columns, [2, v]
         turns = plan.turns[part]  # each is a transposition and a flip
-        flips = [plan.vflip[part] ^ (turns > 1), plan.flip[part] ^ (turns % 3 > 0)]
-        steps = np.stack([self.sizes[numbers, 1], np.ones_like(numbers)])
+        flips = [
+            plan.vflip[part] ^ (turns > 1),
+            plan.flip[part] ^ (turns % 3 > 0),
+        ]
+        widths = self.sizes[numbers, 1]
+        steps = np.stack([widths, np.ones_like(widths)])
         corner = np.where(flips, first + lengths - 1, first)
         start = self.starts[numbers] + (corner * steps).sum(axis=0)
         steps = np.where(flips, -steps, steps)
@@ -192,7 +206,8 @@ class DeviceImages:
         rows, columns = resize_weights(table[3:], size, side, self.dtype)  # [v, S, W] each
         window = self._windows(table, side)
         narrow = self._rounded(window.flatten(1, 2) @ columns.mT)  # [v, H C, S]
-        small = self._rounded(rows @ narrow.view(len(part), side, -1))  # [v, S, C S]
+        narrow = narrow.view(len(part), side, -1)  # [v, H, C S]
+        small = self._rounded(rows @ narrow)  # [v, S, C S]
         small = small.view(len(part), size, -1, size).transpose(1, 2)  # [v, C, S, S]
         return small.float().clamp_(0, 255).div_(255)
 
@@ -218,7 +233,12 @@ class DeviceImages:
         return values
 
 
-def resize_weights(length: Tensor, size: int, padded: int, dtype: torch.dtype) -> Tensor:
+def resize_weights(
+    length: Tensor,
+    size: int,
+    padded: int,
+    dtype: torch.dtype,
+) -> Tensor:
     """Return the weights by which ``F.interpolate`` resizes a side, bicubic and antialiased.
 
     Args:
@@ -233,8 +253,10 @@ def resize_weights(length: Tensor, size: int, padded: int, dtype: torch.dtype) -
     length = length[..., None, None]
     scale = length.double() / size
     stretch = scale.clamp(min=1)
-    centre = scale * (torch.arange(size, device=length.device)[:, None] + 0.5)  # [..., S, 1]
-    taps = min(padded, 2 + math.ceil(4 * max(1, padded / size)))  # others have no weight
+    pixels = torch.arange(size, device=length.device)[:, None]  # of the result
+    centre = scale * (pixels + 0.5)  # [..., S, 1]
+    reach = 4 * max(1, padded / size)  # pixels farther away have no weight
+    taps = min(padded, 2 + math.ceil(reach))
     first = (centre - 2 * stretch + 0.5).long().clamp(0, padded - taps)
     pixel = first + torch.arange(taps, device=length.device)  # [..., S, taps]
     distance = ((pixel + 0.5 - centre) / stretch).abs()
@@ -244,7 +266,8 @@ def resize_weights(length: Tensor, size: int, padded: int, dtype: torch.dtype) -
     weight = far.square() * (far - 1) / 2 + near.square() * (1 - 2 * near)
     weight *= pixel < length
     weight /= weight.sum(-1, keepdim=True)
-    matrix = torch.zeros(*weight.shape[:-1], padded, dtype=dtype, device=weight.device)
+    shape = (*weight.shape[:-1], padded)
+    matrix = torch.zeros(shape, dtype=dtype, device=weight.device)
     return matrix.scatter_(-1, pixel, weight.to(dtype))
 
 
@@ -257,7 +280,8 @@ def blend(views: Tensor, factor: Tensor, is_contrast: Tensor, is_saturation: Ten
     """
     if views.shape[1] == 3:
         brightness = grey(views)
-        other = is_saturation * brightness + is_contrast * brightness.mean((2, 3), keepdim=True)
+        mean = brightness.mean((2, 3), keepdim=True)
+        other = is_saturation * brightness + is_contrast * mean
     else:
         other = is_contrast * views.mean((2, 3), keepdim=True)
     return torch.lerp(other, views, factor).clamp_(0, 1)
@@ -269,21 +293,20 @@ def turn_hue(views: Tensor, turns: Tensor) -> Tensor:
     value = views.amax(1)
     chroma = value - views.amin(1)
     divisor = chroma.clamp(min=1e-12)
-    hue = torch.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor)
-    hue = torch.where(value == red, (green - blue) / divisor, hue)  # in sixths of the circle
+    # in sixths of the circle
+    of_red = (green - blue) / divisor
+    of_green = 2 + (blue - red) / divisor
+    of_blue = 4 + (red - green) / divisor
+    hue = torch.where(value == green, of_green, of_blue)
+    hue = torch.where(value == red, of_red, hue)[:, None]
     offset = torch.arange(5, 0, -2, device=views.device)[:, None, None]  # of red, green, blue
-    sixth = torch.remainder(hue[:, None] + (6 * turns + offset), 6)
-    return value[:, None] - chroma[:, None] * torch.minimum(sixth, 4 - sixth).clamp_(0, 1)
+    sixth = torch.remainder(hue + (6 * turns + offset), 6)
+    share = torch.minimum(sixth, 4 - sixth).clamp_(0, 1)
+    return value[:, None] - chroma[:, None] * share
 
 
-class Kernels(NamedTuple):
-    """What most of the time of colours goes to."""
-
-    blend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    turn_hue: Callable[[Tensor, Tensor], Tensor]
-
-
-KERNELS = Kernels(blend, turn_hue)
+KERNELS = (blend, turn_hue)  # what most of the time of colours goes to
+Kernels = Sequence[Callable[..., Tensor]]
 
 
 def recolour(views: Tensor, plan: ViewPlan, kernels: Kernels = KERNELS) -> Tensor:
@@ -304,7 +327,8 @@ def recolour(views: Tensor, plan: ViewPlan, kernels: Kernels = KERNELS) -> Tenso
     if len(blurred):
         rows = send(blurred, views.device)
         sigma = send(plan.sigma[blurred], views.device)
-        weights = blur_weights(sigma, views.shape[-1]).float()[:, None]
+        weights = blur_weights(sigma, views.shape[-1])
+        weights = weights.float()[:, None]
         views[rows] = weights @ views[rows] @ weights.mT
     if plan.solarize.any():
         is_inverted = _column(plan.solarize, views) & (views >= SOLARIZE_FROM)
@@ -314,10 +338,9 @@ def recolour(views: Tensor, plan: ViewPlan, kernels: Kernels = KERNELS) -> Tenso
 
 def _jitter(views: Tensor, plan: ViewPlan, kernels: Kernels) -> Tensor:
     """Change brightness, contrast, saturation and hue of each view in its own order."""
+    blend, turn_hue = kernels
     is_rgb = views.shape[1] == 3
-    last_blend = CONTRAST
-    if is_rgb:
-        last_blend = SATURATION
+    last_blend = SATURATION if is_rgb else CONTRAST
     # [V], the adjustment of each view in this step
     for number in np.array(ORDERS)[plan.order].T:
         factor = plan.factors[np.arange(len(number)), number]
@@ -325,12 +348,13 @@ def _jitter(views: Tensor, plan: ViewPlan, kernels: Kernels) -> Tensor:
         if is_blend.any():
             factors = np.where(is_blend, factor, 1)
             table = np.stack([factors, number == CONTRAST, number == SATURATION])
-            views = kernels.blend(views, *_column(table.astype(np.float32), views))
-        turned = np.flatnonzero(plan.jitter & (number == HUE) & (factor % 1 != 0))
+            views = blend(views, *_column(table.astype(np.float32), views))
+        is_turned = plan.jitter & (number == HUE) & (factor % 1 != 0)
+        turned = np.flatnonzero(is_turned)
         if is_rgb and len(turned):
             rows = send(turned, views.device)
             turns = _column(factor[turned].astype(np.float32), views)
-            views[rows] = kernels.turn_hue(views[rows], turns)
+            views[rows] = turn_hue(views[rows], turns)
     return views
 
 
@@ -355,8 +379,9 @@ def blur_weights(sigma: Tensor, size: int) -> Tensor:
     taps /= 2 * taps.sum(1, keepdim=True) - taps[:, :1]
     j = distance[:size]
     i = j[:, None]
-    reflected = taps[:, i + j] * (j > 0) + taps[:, 2 * (size - 1) - i - j] * (j < size - 1)
-    return taps[:, (i - j).abs()] + reflected
+    before = taps[:, i + j] * (j > 0)
+    after = taps[:, 2 * (size - 1) - i - j] * (j < size - 1)
+    return taps[:, (i - j).abs()] + (before + after)  # with both borders reflected
 
 
 # ---------------------------------------------------------------------- the batches
@@ -373,13 +398,18 @@ class DeviceViews:
         place: DEVICE, after :meth:`leave` LOADER.
     """
 
-    def __init__(self, views: RandomViews, device: Device, workers: int | None = None):
+    def __init__(
+        self,
+        views: RandomViews,
+        device: Device,
+        workers: int | None = None,
+    ):
         self.views = views
         self.device = device
         self.workers = workers
         self.images = DeviceImages(views.store, device)
         self.place = DEVICE
-        self.kernels = KERNELS
+        self.kernels: Kernels = KERNELS
         self.mean = torch.tensor(views.mean).to(device)
         self.std = torch.tensor(views.std).to(device)
 
@@ -399,9 +429,7 @@ class DeviceViews:
 
     def compile(self) -> None:
         """Compile what most of the time of colours goes to."""
-        self.kernels = Kernels(
-            torch.compile(blend, dynamic=True), torch.compile(turn_hue, dynamic=True)
-        )
+        self.kernels = [torch.compile(kernel, dynamic=True) for kernel in KERNELS]
 
     def leave(self) -> None:
         """Free the images, because memory ran out, and log a warning."""

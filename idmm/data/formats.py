@@ -138,8 +138,7 @@ def read_header(content: bytes) -> Header:
     """Return size and orientation of a file's image by its header. BadImage as :func:`decode`."""
     with reporting():
         if content.startswith(_NUMPY):
-            array = _npy_header(content)
-            return Header((array.height, array.width), 1)
+            return Header(_npy_shape(content)[:2], 1)
         if content.startswith(_TIFF):
             page = _tiff_pages(content)[0]
             size = (page.imagelength, page.imagewidth)
@@ -170,7 +169,8 @@ def reporting() -> Iterator[None]:
     except Image.DecompressionBombError:
         raise BadImage(f"has more than {MAX_PIXELS} pixels, expected smaller tiles") from None
     except Exception as error:  # the readers raise a dozen types on broken files
-        text = " ".join(str(error).split())[:100] or type(error).__name__
+        words = str(error).split()
+        text = " ".join(words)[:100] or type(error).__name__
         raise BadImage(f"unreadable or truncated ({text})") from error
 
 
@@ -212,28 +212,18 @@ def _upright(array: Pixels, orientation: int) -> Pixels:
 
 
 # ---------------------------------------------------------------------- arrays
-class _ArrayHeader(NamedTuple):
-    """The shape in the header of a .npy file."""
-
-    height: int
-    width: int
-    channels: int
-    channels_first: bool  # the channels are the shorter end of the shape
-
-
 def _from_npy(content: bytes, picture: bool) -> Pixels:
-    header = _npy_header(content)
-    if picture and header.channels not in PICTURE_CHANNELS:
-        raise NoPicture(
-            f"an array of {header.channels} channels, expected [H, W] or [H, W, 3]", header.channels
-        )
+    height, _, channels = _npy_shape(content)
+    if picture and channels not in PICTURE_CHANNELS:
+        raise NoPicture(f"an array of {channels} channels, expected [H, W] or [H, W, 3]", channels)
     array: Pixels = npy.read_array(io.BytesIO(content))  # no pickles. ValueError: cut short
-    if header.channels_first:
+    if len(array) != height:
         return np.moveaxis(array, 0, 2)
     return array
 
 
-def _npy_header(content: bytes) -> _ArrayHeader:
+def _npy_shape(content: bytes) -> tuple[int, int, int]:
+    """Return height, width and channels of a .npy file. The channels are its shorter end."""
     file = io.BytesIO(content)
     if npy.read_magic(file) == (1, 0):
         shape, *_ = npy.read_array_header_1_0(file)
@@ -242,17 +232,17 @@ def _npy_header(content: bytes) -> _ArrayHeader:
     if len(shape) not in (2, 3) or min(shape) < 1:
         raise BadImage(f"an array of shape {list(shape)}, expected [H, W], [H, W, C] or [C, H, W]")
     height, width, channels = (*shape, 1)[:3]
-    channels_first = height < channels
-    if channels_first:
+    if height < channels:
         channels, height, width = shape
     check_pixels(width, height)
-    return _ArrayHeader(height, width, channels, channels_first)
+    return height, width, channels
 
 
 # ---------------------------------------------------------------------- Pillow
 def _from_picture_file(content: bytes, picture: bool) -> Pixels:
     image = pillow_image(content)
-    if image.format == "PNG" and image.tile and ";16" in str(image.tile[0].args):
+    layout = str(image.tile[:1])
+    if image.format == "PNG" and ";16" in layout:
         values = imagecodecs.png_decode(content)
     elif image.format == "JPEG2000" and _is_deep_jpeg2000(content):
         values = imagecodecs.jpeg2k_decode(content)
@@ -330,7 +320,8 @@ def _from_tiff(content: bytes, picture: bool) -> Pixels:
                 image = pillow_image(content)
                 image.seek(page.index)
                 return _from_pillow(image, picture)
-    is_picture = colours in _COLOURS and samples in ((1, 2, 3, 4) if has_opacity else (1, 3))
+    picture_samples = (1, 2, 3, 4) if has_opacity else (1, 3)
+    is_picture = colours in _COLOURS and samples in picture_samples
     if picture and not (is_picture and len(pages) == 1):
         channels = samples * len(pages)
         raise NoPicture(
@@ -349,7 +340,9 @@ def _tiff_pages(content: bytes) -> list[tifffile.TiffPage]:
     """Return the pages of a TIFF without smaller copies and masks."""
     tif = tifffile.TiffFile(io.BytesIO(content))
     every_page = [page.aspage() for page in tif.pages]
-    pages = [page for page in every_page if not (page.is_reduced or page.is_mask)] or every_page[:1]
+    pages = [page for page in every_page if not (page.is_reduced or page.is_mask)]
+    if not pages:
+        pages = every_page[:1]
     for page in pages:
         check_pixels(page.imagewidth, page.imagelength)
     return pages
@@ -359,5 +352,6 @@ def _page_values(page: tifffile.TiffPage) -> Pixels:
     """Return the samples of a page, [H, W, S]."""
     planes, _, height, width, samples = page.shaped
     # one thread: several images are read at the same time
-    values = page.asarray(squeeze=False, maxworkers=1).reshape(planes, height, width, samples)
+    values = page.asarray(squeeze=False, maxworkers=1)
+    values = values.reshape(planes, height, width, samples)
     return values.transpose(1, 2, 0, 3).reshape(height, width, -1)

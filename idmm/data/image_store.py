@@ -13,9 +13,9 @@ import os
 import shutil
 import warnings
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import PIL
@@ -26,61 +26,17 @@ from tqdm import tqdm
 
 from idmm import config
 from idmm.data import images
+from idmm.data.decoding import Index, Reading, decode_split
 from idmm.data.formats import BadImage, Pixels
-from idmm.data.images import AUTO, Bands, CentreCrop, Decoded, RangeUnknown, StoredSize, ValueRange
-from idmm.data.parallel import parallel_map
+from idmm.data.images import AUTO, Bands, CentreCrop, StoredSize, ValueRange
 from idmm.data.split import Split
-from idmm.errors import Fault, RunError, UserError, reason
+from idmm.errors import RunError, reason
 from idmm.files import Lock, expand_home, replacing, sweep
-from idmm.text import by_reason, capped, counted
+from idmm.text import counted
 
 log = logging.getLogger(__name__)
 
 _FORMAT = "11"  # of the cache's files and of what is done to the pixels
-
-
-class BadImages(UserError):
-    """Images that cannot be used, with the reason of each by its name."""
-
-    def __init__(self, reasons: dict[str, str], *faults: Fault):
-        super().__init__(*faults)
-        self.reasons = reasons
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How the images of a split are read."""
-
-    stored_size: StoredSize  # longest short side (pixels), or the centre crop. None: whole images
-    value_range: ValueRange  # of images of more than 8 bits. AUTO: the range of these images
-    bands: Bands | None  # channels of the files. None: pictures
-
-    @property
-    def channels(self) -> int:
-        """Channels of a stored image."""
-        if self.bands:
-            return self.bands.used
-        return 3
-
-    def read(self, item: str | Pixels) -> Decoded:
-        """Decode an image to its stored size. Errors as of :func:`idmm.data.images.read_image`."""
-        decoded = images.read_image(item, self.value_range, self.bands)
-        return decoded._replace(pixels=images.fitted(decoded.pixels, self.stored_size))
-
-
-@dataclass(frozen=True)
-class Index:
-    """Facts about the decoded images of a split, without their pixels."""
-
-    sizes: NDArray[np.int64]  # height and width of each image, [N, 2] (pixels)
-    digests: NDArray[np.uint8]  # BLAKE2b of each image's file, [N, 16]
-    pixel_bytes: NDArray[np.int64]  # bytes per pixel of each image, all channels, [N]
-    range: NDArray[np.float64]  # value range if it was measured, [2], of bands [C, 2]. Else [0]
-
-    @property
-    def ends(self) -> NDArray[np.int64]:
-        """End of each image in the file of pixels, [N] (bytes)."""
-        return np.cumsum(self.sizes.prod(axis=1) * self.pixel_bytes)
 
 
 class ImageStore:
@@ -106,7 +62,13 @@ class ImageStore:
         decodes: Whether an image is decoded at each use.
     """
 
-    def __init__(self, split: Split, index: Index, pixels: Path | None, reading: Reading):
+    def __init__(
+        self,
+        split: Split,
+        index: Index,
+        pixels: Path | None,
+        reading: Reading,
+    ):
         self.names = split.names
         self.labels = split.labels
         self.classes = split.classes
@@ -169,7 +131,8 @@ class ImageStore:
 
     def picture(self, i: int) -> NDArray[np.uint8]:
         """Return a picture of image ``i`` for people, uint8 [H, W, 3]."""
-        return images.composite(self.image(i).permute(1, 2, 0).numpy())
+        image = self.image(i).permute(1, 2, 0)  # [H, W, C]
+        return images.composite(image.numpy())
 
     def _mapped_image(self, file: Path, i: int) -> torch.Tensor:
         """Return image ``i`` of the file of pixels, [H, W, C]."""
@@ -187,7 +150,8 @@ class ImageStore:
     def _decoded(self, item: bytes | Pixels, i: int) -> Pixels:
         """Return image ``i`` from its path or pixels, [H, W, C]."""
         try:
-            decoded = self._reading.read(os.fsdecode(item) if isinstance(item, bytes) else item)
+            path_or_pixels = os.fsdecode(item) if isinstance(item, bytes) else item
+            decoded = self._reading.read(path_or_pixels)
         except BadImage as error:
             raise RunError(
                 f"data.root: '{self.names[i]}' was fine when loaded, but now: {error.reason}"
@@ -249,7 +213,7 @@ def store_split(
             return ImageStore(split, *_cached(split, part, data, reading), reading)
         except RunError as error:
             log.warning("%s: images are decoded at each use", str(error))
-    return ImageStore(split, _decode_split(split, reading, None), None, reading)
+    return ImageStore(split, decode_split(split, reading, None), None, reading)
 
 
 def _channels_of_files(split: Split) -> int | None:
@@ -261,97 +225,20 @@ def _channels_of_files(split: Split) -> int | None:
     return None
 
 
-def _decode_split(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
-    """Read all images of a split and append their pixels to ``file``, if there is one.
-
-    The first image of more than 8 bits under AUTO starts the measuring of all values, then
-    everything again.
-    """
-    try:
-        return _decode_images(split, reading, file)
-    except RangeUnknown:
-        value_range = measure_range(split, reading.bands)
-    if file is not None:
-        file.seek(0)
-        file.truncate()
-    index = _decode_images(split, replace(reading, value_range=value_range), file)
-    return replace(index, range=np.array(value_range, dtype=np.float64))
-
-
-def _decode_images(split: Split, reading: Reading, file: IO[bytes] | None) -> Index:
-    sizes = []
-    digests = []
-    pixel_bytes = []
-    reasons: dict[int, str] = {}  # of bad images
-    results = parallel_map(
-        lambda i: reading.read(split.items[i]), len(split), split.place, "reading images"
-    )
-    with closing(results):
-        for i, result in enumerate(results):
-            if isinstance(result, BadImage):
-                reasons[i] = result.reason
-                continue
-            if file is not None:
-                file.write(result.pixels.data)
-            sizes.append(result.pixels.shape[:2])
-            pixel_bytes.append(result.pixels.shape[2] * result.pixels.itemsize)
-            digests.append(result.digest)
-    if reasons:
-        raise _bad_images(split, reasons)
-    return Index(
-        sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
-        digests=np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16),
-        pixel_bytes=np.array(pixel_bytes, dtype=np.int64),
-        range=np.zeros(0),
-    )
-
-
-def _bad_images(split: Split, reasons: dict[int, str]) -> BadImages:
-    """Return the error for the images with these numbers."""
-    summary = Fault(
-        "data.root",
-        f"{len(reasons)} of {counted(len(split), 'image')} cannot be used "
-        "('idmm data check --root DIR --out runs/check' writes a file for --data.exclude "
-        "that leaves them out):",
-    )
-    rows = by_reason(map(split.place, reasons), reasons.values())
-    faults = [Fault("", row) for row in capped([f"  {row}" for row in rows])]
-    by_name = {split.names[i]: reason for i, reason in reasons.items()}
-    return BadImages(by_name, summary, *faults)
-
-
-def measure_range(split: Split, bands: Bands | None) -> list[float] | list[list[float]]:
-    """Return the value range of a split's images of more than 8 bits, of bands one per channel."""
-    results = parallel_map(
-        lambda i: images.min_max_of(split.items[i], bands),
-        len(split),
-        split.place,
-        "measuring values",
-    )
-    pairs = np.array([pair for pair in results if pair and not isinstance(pair, BadImage)])
-    lowest = pairs[..., 0].min(axis=0)  # [1 or C]
-    highest = pairs[..., 1].max(axis=0)
-    ranges: list[list[float]] = np.stack([lowest, highest], axis=-1).tolist()
-    value_range = ranges if bands else ranges[0]
-    tops = pairs[..., 1].max(axis=1)
-    log.info(
-        "data.range: %s is 0 to 1, %d of %d images stay in its lowest eighth. "
-        "Set it by --data.range '[LOW, HIGH]'",
-        str(value_range),
-        (tops < tops.max() / 8).sum(),
-        len(pairs),
-    )
-    return value_range
-
-
 # ---------------------------------------------------------------------- the cache on the disk
 def cache_folder(cache_dir: str | None) -> Path:
     """Return ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder."""
-    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), "idmm")
+    of_user = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    default = os.path.join(of_user, "idmm")
     return expand_home(cache_dir or os.environ.get("IDMM_CACHE") or default)
 
 
-def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tuple[Index, Path]:
+def _cached(
+    split: Split,
+    part: str,
+    data: config.Data,
+    reading: Reading,
+) -> tuple[Index, Path]:
     """Return index and file of pixels of a split, from the cache or written to it now.
 
     One process writes, the others wait for it.
@@ -359,7 +246,9 @@ def _cached(split: Split, part: str, data: config.Data, reading: Reading) -> tup
     Raises:
         RunError: The cache folder cannot be written, or there is no room.
     """
-    root = os.path.realpath(os.path.expanduser(data.root)) if data.root else None
+    root = None
+    if data.root:
+        root = os.path.realpath(os.path.expanduser(data.root))
     # a whole split keeps its entry when images are added
     names = () if split.whole else split.names
     key = _hashed(_FORMAT, data.name, root, part, names, reading)[:10]
@@ -396,10 +285,13 @@ def _fill(pixels: Path, split: Split, reading: Reading) -> Index:
             f"the decoded images need about {size}"
         )
     log.info(
-        "cache: '%s' is filled, decoding %s, about %s", folder, counted(len(split), "image"), size
+        "cache: '%s' is filled, decoding %s, about %s",
+        folder,
+        counted(len(split), "image"),
+        size,
     )
     with replacing(pixels) as file:
-        index = _decode_split(split, reading, file)
+        index = decode_split(split, reading, file)
     with replacing(pixels.with_suffix(".npz")) as file:
         np.savez(file, **vars(index))
     for path in folder.glob("[!.]*"):

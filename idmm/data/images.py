@@ -33,6 +33,7 @@ AUTO = "auto"
 # AUTO, smallest and largest value, both for each channel, or None: the full range of 16 bits
 ValueRange = str | Sequence[float] | Sequence[Sequence[float]] | None
 WHITE = 65535  # stands for 1 in stored images of more than 8 bits
+PerChannel = Sequence[float]  # a value of each channel, e.g. their means
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's and torchvision's grey
 
 
@@ -104,7 +105,11 @@ def digest(content: bytes) -> bytes:
 Item = bytes | AnyPath | Pixels | Image.Image
 
 
-def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None = None) -> Decoded:
+def read_image(
+    item: Item,
+    value_range: ValueRange = None,
+    bands: Bands | None = None,
+) -> Decoded:
     """Decode an image, upright by EXIF's orientation. Of an animation the first frame counts.
 
     A picture has three channels, which are equal if it is grey. Its transparent pixels are white.
@@ -135,7 +140,7 @@ def read_image(item: Item, value_range: ValueRange = None, bands: Bands | None =
     return Decoded(np.ascontiguousarray(values), digest(content))
 
 
-def _in_16_bits(values: Pixels, value_range: ValueRange) -> NDArray[np.uint16]:
+def _in_16_bits(values: Pixels, value_range: ValueRange) -> Pixels:
     """Return the numbers of a file [H, W, C] by their range, whose ends become 0 and WHITE."""
     if value_range == AUTO:
         raise RangeUnknown
@@ -147,9 +152,9 @@ def _in_16_bits(values: Pixels, value_range: ValueRange) -> NDArray[np.uint16]:
         value_range = (0, WHITE)
     low, high = np.array(value_range, dtype=np.float64).T  # [] or [C]
     factor = np.divide(WHITE, high - low, out=np.zeros_like(high), where=high > low)
-    scaled = np.rint((values.astype(np.float64) - low) * factor)
-    deep: NDArray[np.uint16] = np.clip(scaled, 0, WHITE).astype(np.uint16)
-    return deep
+    shifted = values.astype(np.float64) - low
+    scaled: Pixels = np.rint(shifted * factor)
+    return np.clip(scaled, 0, WHITE).astype(np.uint16)
 
 
 def _on_white(values: Pixels, opacity: Pixels) -> Pixels:
@@ -163,10 +168,12 @@ def _on_white(values: Pixels, opacity: Pixels) -> Pixels:
     if (opacity >= opaque).all():
         return values
     if values.dtype == np.uint8:  # 65152: 255 * 255 + 127, which rounds
-        blended = (65152 - (255 - values).astype(np.uint16) * opacity) // 255
+        darkness = (255 - values).astype(np.uint16)
+        blended = (65152 - darkness * opacity) // 255
         return blended.astype(np.uint8)
     share = np.clip(opacity / opaque, 0, 1)
-    return np.rint(WHITE - (WHITE - values.astype(np.float64)) * share).astype(np.uint16)
+    deep_darkness = WHITE - values.astype(np.float64)
+    return np.rint(WHITE - deep_darkness * share).astype(np.uint16)
 
 
 def min_max_of(path: AnyPath, bands: Bands | None) -> list[list[float]]:
@@ -181,7 +188,8 @@ def min_max_of(path: AnyPath, bands: Bands | None) -> list[list[float]]:
     rows = values.reshape(-1, channels)
     cut = int(len(rows) * _TRIMMED)
     ends = [cut, len(rows) - 1 - cut]
-    pairs: list[list[float]] = np.partition(rows, ends, axis=0)[ends].astype(np.float64).T.tolist()
+    extremes = np.partition(rows, ends, axis=0)[ends]  # [2, C]
+    pairs: list[list[float]] = extremes.T.astype(np.float64).tolist()
     return pairs
 
 
@@ -230,7 +238,9 @@ def image_header(path: AnyPath) -> Header:
 
 # ---------------------------------------------------------------------- values
 def unit(image: "Tensor") -> "Tensor":
-    """Return an image as float32 in [0, 1], from a tensor uint8 or uint16 of any shape."""
+    """Return an image as float32 in [0, 1], from a tensor uint8, uint16 or such floats."""
+    if image.is_floating_point():
+        return image
     white = WHITE if image.element_size() == 2 else 255
     return image.float().div_(white)
 
@@ -256,7 +266,8 @@ def resized(pixels: Pixels, height: int, width: int) -> Pixels:
         planes.append(np.asarray(plane.resize((width, height), bicubic)))
     made = np.stack(planes, axis=2)
     if is_deep:
-        made = np.clip(np.rint(made), 0, WHITE).astype(np.uint16)
+        made = np.clip(np.rint(made), 0, WHITE)
+        made = made.astype(np.uint16)
     return made
 
 
@@ -281,7 +292,8 @@ class CentreCrop(NamedTuple):
         interpolation="bicubic")`` to the last bit, before the tensor is made.
         """
         cut = self.cut(*array.shape[:2])
-        return np.ascontiguousarray(resized(array, *cut.sides)[cut.rows, cut.columns])
+        whole = resized(array, *cut.sides)
+        return np.ascontiguousarray(whole[cut.rows, cut.columns])
 
     def cut(self, height: int, width: int) -> Cut:
         """Return how an image of these sides (pixels) is resized and cut.
@@ -290,8 +302,13 @@ class CentreCrop(NamedTuple):
         """
         short = math.floor(self.size / self.crop_pct)
         shortest = min(height, width)
-        sides = (int(short * height / shortest), int(short * width / shortest))
-        return Cut(sides, _middle(sides[0], self.size), _middle(sides[1], self.size))
+        height = int(short * height / shortest)
+        width = int(short * width / shortest)
+        return Cut(
+            sides=(height, width),
+            rows=_middle(height, self.size),
+            columns=_middle(width, self.size),
+        )
 
 
 def _middle(side: int, size: int) -> slice:
@@ -324,7 +341,11 @@ def fitted(array: Pixels, stored_size: StoredSize) -> Pixels:
     return resized(array, *sides)
 
 
-def fitted_size(height: int, width: int, stored_size: StoredSize) -> tuple[int, int]:
+def fitted_size(
+    height: int,
+    width: int,
+    stored_size: StoredSize,
+) -> tuple[int, int]:
     """Return height and width (pixels) that :func:`fitted` gives to an image."""
     if isinstance(stored_size, CentreCrop):
         if height * width >= stored_size.size**2:
@@ -353,9 +374,11 @@ def composite(image: Pixels) -> NDArray[np.uint8]:
     if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
         low, high = np.percentile(channels, _SHOWN, axis=(0, 1))  # [n]
         factor = 255 / np.where(high > low, high - low, np.inf)  # a constant channel is black
-        channels = np.clip(np.rint((channels - low) * factor), 0, 255).astype(np.uint8)  # [H, W, n]
+        stretched = np.rint((channels - low) * factor)  # [H, W, n]
+        channels = np.clip(stretched, 0, 255).astype(np.uint8)
     if channels.shape[2] == 2:
-        return np.dstack([channels, np.zeros_like(channels[..., :1])])
+        blue = np.zeros_like(channels[..., :1])
+        return np.dstack([channels, blue])
     if channels.shape[2] == 3:
         return np.ascontiguousarray(channels)
     return np.repeat(channels, 3, axis=2)

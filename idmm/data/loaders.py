@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from idmm import distributed
 from idmm.batch import Batch, BatchFn
 from idmm.data.device_views import Device, DeviceViews
 from idmm.data.image_store import ImageStore
-from idmm.data.images import CentreCrop, unit
+from idmm.data.images import CentreCrop, PerChannel, unit
 from idmm.data.parallel import cores
 from idmm.data.view_plan import Integers
 from idmm.data.views import normalise, resize, with_labels
@@ -77,8 +77,9 @@ class BatchPlan:
             order = numpy_rng(self.seed, "order", number).permutation(self.count)
             for start in range(step * self.batch_size, self.count, self.batch_size):
                 images = order[start : start + self.batch_size]
+                share = images[self.rank :: self.world]
                 weight = self.world / len(images)
-                for part in np.array_split(images[self.rank :: self.world], self.accumulate):
+                for part in np.array_split(share, self.accumulate):
                     if len(part):
                         yield Request(number, part, len(part) * weight)
                     else:
@@ -118,7 +119,11 @@ def one_thread() -> Iterator[None]:
 
 
 def training_batches(
-    batch_fn: BatchFn, plan: BatchPlan, workers: int, epoch: int = 0, step: int = 0
+    batch_fn: BatchFn,
+    plan: BatchPlan,
+    workers: int,
+    epoch: int = 0,
+    step: int = 0,
 ) -> Generator[Batch, None, None]:
     """Return the micro-batches of all steps from a step of an epoch to the end of all epochs.
 
@@ -157,41 +162,34 @@ def on_device(batch: Batch, device: Device) -> Batch:
     return sent
 
 
+@dataclass(eq=False)
 class EvalTransform:
     """Makes the centre crops of a batch. One ``mean`` and ``std`` make RGB images grey.
 
     Images to evaluate on are stored as such crops. Training images are stored larger.
     """
 
-    def __init__(
-        self,
-        store: ImageStore,
-        size: int,
-        crop_pct: float,
-        mean: Sequence[float],
-        std: Sequence[float],
-    ):
-        self.store = store
-        self.crop = CentreCrop(size, crop_pct)
-        self.mean = mean
-        self.std = std
+    store: ImageStore
+    size: int
+    crop_pct: float
+    mean: PerChannel
+    std: PerChannel
 
     def __call__(self, epoch: int, indices: Integers) -> Batch:
         """Return ``images`` (float32 [B, C, size, size]), ``index`` and ``label``."""
         crops = [self._crop(self.store.image(i)) for i in indices]
-        if all(crop.dtype == torch.uint8 for crop in crops):
-            images = unit(torch.stack(crops))  # the usual case, copied as bytes
-        else:
-            images = torch.stack(
-                [crop if crop.is_floating_point() else unit(crop) for crop in crops]
-            )
-        return with_labels({"images": normalise(images, self.mean, self.std)}, self.store, indices)
+        if any(crop.dtype != torch.uint8 for crop in crops):  # the others are copied as bytes
+            crops = [unit(crop) for crop in crops]
+        images = unit(torch.stack(crops))
+        images = normalise(images, self.mean, self.std)
+        return with_labels({"images": images}, self.store, indices)
 
     def _crop(self, image: Tensor) -> Tensor:
         """Return an image [C, H, W] as its centre crop [C, size, size], which it may be already."""
-        if self.store.stored_size == self.crop:
+        crop = CentreCrop(self.size, self.crop_pct)
+        if self.store.stored_size == crop:
             return image
-        cut = self.crop.cut(*image.shape[1:])
+        cut = crop.cut(*image.shape[1:])
         return resize(image, cut.sides)[:, cut.rows, cut.columns]
 
 
@@ -199,8 +197,8 @@ def centre_crops(
     store: ImageStore,
     size: int,
     crop_pct: float,
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: PerChannel,
+    std: PerChannel,
     batch_size: int,
     workers: int | None = None,
     images: Integers | None = None,
@@ -209,11 +207,16 @@ def centre_crops(
     if images is None:
         images = np.arange(len(store))
     crops = EvalTransform(store, size, crop_pct, mean, std)
-    return own_batches(crops, images, batch_size, workers, batch_size * len(mean) * size**2 * 4)
+    batch_bytes = batch_size * len(mean) * size**2 * 4
+    return own_batches(crops, images, batch_size, workers, batch_bytes)
 
 
 def own_batches(
-    batch_fn: BatchFn, images: Integers, batch_size: int, workers: int | None, nbytes: int
+    batch_fn: BatchFn,
+    images: Integers,
+    batch_size: int,
+    workers: int | None,
+    nbytes: int,
 ) -> Iterator[Batch]:
     """Yield the batches of this process's share of ``images`` [n], in order.
 
@@ -249,7 +252,9 @@ def worker_count(workers: int | None, bytes_per_batch: int) -> tuple[int, str | 
     worker_bytes = (AHEAD + 1) * bytes_per_batch  # one more is in the making
     free = shutil.disk_usage("/dev/shm").free
     files = psutil.Process().rlimit(psutil.RLIMIT_NOFILE)[0] % 2**31  # -1: no limit
-    most = min(free // max(1, worker_bytes), max(0, files - OTHER_FILES) // WORKER_FILES)
+    most_by_memory = free // max(1, worker_bytes)
+    most_by_files = max(0, files - OTHER_FILES) // WORKER_FILES
+    most = min(most_by_memory, most_by_files)
     if workers <= most:
         return workers, None
     return most, (
@@ -294,7 +299,7 @@ def _load(
         multiprocessing_context="fork" if is_forked else None,
         worker_init_fn=_own_process_group,
         # not in a run on the CPU
-        pin_memory=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]  # torch's own
+        pin_memory=torch.cuda.is_initialized(),
     )
     try:
         for batch in loader:

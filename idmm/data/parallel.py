@@ -53,7 +53,6 @@ def parallel_map(
             raise RunError(f"out of memory while decoding '{place(i)}'") from error
 
     threads = cores()
-    most_waiting = 4 * threads + ahead
     waiting: deque[Future[Result | BadImage]] = deque()
     bar = Bar(
         total=count,
@@ -66,7 +65,7 @@ def parallel_map(
         try:
             for i in range(count):
                 waiting.append(pool.submit(attempt, i))
-                if len(waiting) == most_waiting:
+                if len(waiting) == 4 * threads + ahead:
                     yield waiting.popleft().result()
                     bar.update()
             while waiting:

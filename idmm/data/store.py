@@ -1,6 +1,7 @@
 """The decoded images of a run, their value range, mean and standard deviation."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +12,9 @@ from idmm import config, distributed
 from idmm.data.fingerprint import fingerprint
 from idmm.data.formats import BadImage, Pixels
 from idmm.data.image_store import ImageStore, store_split
-from idmm.data.images import AUTO, LUMA, WHITE, Bands, StoredSize, ValueRange
+from idmm.data.images import AUTO, LUMA, WHITE, StoredSize, ValueRange
 from idmm.data.parallel import parallel_map
-from idmm.data.split import Listing, Split
+from idmm.data.split import Listing
 from idmm.errors import Fault, UserError
 
 
@@ -74,57 +75,53 @@ def store_images(
         UserError: Bad images of all splits in one.
         RunError: An image does not fit into memory.
     """
+    store = functools.partial(store_split, data=data)
     faults: list[Fault] = []
-    train = _store(listing.train, "train", train_size, data, value_range, None, faults)
+    train = None
     eval_range = value_range
     bands = None
-    if train is not None:
+    try:
+        train = store(listing.train, stored_size=train_size, value_range=value_range)
         bands = train.bands
         if train.high_bit:
             eval_range = train.value_range
         elif value_range == AUTO:
             eval_range = [0, WHITE]  # as predictions have it: training images give no range
-    crops: dict[int, dict[str, ImageStore]] = {size: {} for size in eval_sizes}
-    for size, stored_size in eval_sizes.items():
-        for part, split in listing.parts.items():
-            if part in ("val", "test"):
-                store = _store(split, part, stored_size, data, eval_range, bands, faults)
-                if store is not None:
-                    crops[size][part] = store
+    except UserError as error:
+        faults += error.faults
+    store = functools.partial(store, value_range=eval_range, bands=bands)
+    crops = _crops(store, listing, eval_sizes, faults)
     if train is None or faults:
         raise UserError(*faults)
     if mean is None or std is None:
         measured_mean, measured_std = _measured(train, data.channels == 1 and bands is None)
         mean = mean or measured_mean
         std = std or measured_std
-    stores = [train, *(store for at_size in crops.values() for store in at_size.values())]
-    if value_range == AUTO and not any(store.high_bit for store in stores):
+    high_bit = train.high_bit
+    for stores in crops.values():
+        high_bit += sum(store.high_bit for store in stores.values())
+    if value_range == AUTO and not high_bit:
         eval_range = None
     return Stores(train, crops, eval_range, mean, std, listing.remarks)
 
 
-def _store(
-    split: Split,
-    part: str,
-    stored_size: StoredSize,
-    data: config.Data,
-    value_range: ValueRange,
-    bands: Bands | None,
+def _crops(
+    store: Callable[..., ImageStore],
+    listing: Listing,
+    eval_sizes: Mapping[int, StoredSize],
     faults: list[Fault],
-) -> ImageStore | None:
-    """Return a split's images, or None after adding what is wrong with them to ``faults``."""
-    try:
-        return store_split(
-            split,
-            stored_size=stored_size,
-            data=data,
-            part=part,
-            value_range=value_range,
-            bands=bands,
-        )
-    except UserError as error:
-        faults.extend(fault for fault in error.faults if fault not in faults)
-        return None
+) -> dict[int, dict[str, ImageStore]]:
+    """Return ``val`` and ``test`` at each size, and add what is wrong with them to ``faults``."""
+    crops: dict[int, dict[str, ImageStore]] = {}
+    for size, stored_size in eval_sizes.items():
+        crops[size] = {}
+        for part, split in listing.parts.items():
+            if part in ("val", "test"):
+                try:
+                    crops[size][part] = store(split, stored_size=stored_size, part=part)
+                except UserError as error:
+                    faults += error.faults
+    return crops
 
 
 # ---------------------------------------------------------------------- mean and standard deviation
@@ -161,9 +158,12 @@ def moments(pixels: Pixels, grey: bool) -> NDArray[np.float64]:
     """
     values = pixels / np.iinfo(pixels.dtype).max
     if grey:
-        values = np.rint(np.tensordot(LUMA, values, axes=1) * WHITE)[None] / WHITE
+        brightness = np.tensordot(LUMA, values, axes=1)
+        values = np.rint(brightness * WHITE)[None] / WHITE
     count = np.full(len(values), values[0].size)
-    return np.stack([count, values.sum((1, 2)), (values * values).sum((1, 2))], axis=1)
+    total = values.sum((1, 2))
+    squares = (values * values).sum((1, 2))
+    return np.stack([count, total, squares], axis=1)
 
 
 def mean_and_std(total: NDArray[np.float64]) -> tuple[list[float], list[float]]:
@@ -173,6 +173,10 @@ def mean_and_std(total: NDArray[np.float64]) -> tuple[list[float], list[float]]:
     """
     count, values, squares = total.T
     mean = values / count
-    std = np.sqrt(np.maximum(squares / count - mean * mean, 0))
+    variance = squares / count - mean * mean
+    std = np.sqrt(np.maximum(variance, 0))
     std = np.where(std > 1e-6, std, 1.0)
-    return [float(f"{m:.6g}") for m in mean], [float(f"{s:.6g}") for s in std]
+    return (
+        [float(f"{value:.6g}") for value in mean],
+        [float(f"{value:.6g}") for value in std],
+    )

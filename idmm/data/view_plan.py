@@ -43,7 +43,8 @@ class ViewPlan:
 
     def part(self, rows: slice) -> "ViewPlan":
         """Return the numbers of some views."""
-        return ViewPlan(**{name: values[rows] for name, values in vars(self).items()})
+        values = {name: values[rows] for name, values in vars(self).items()}
+        return ViewPlan(**values)
 
 
 def draw_views(
@@ -69,10 +70,12 @@ def draw_views(
     numbers = uniforms(key, indices, count * DRAWS).reshape(-1, DRAWS)  # [V, D]
     of_colours = numbers[:, BOX_DRAWS:].T
     flip, jitter, order, grey, blur, sigma, *strengths, solarize, _spare = of_colours
-    changes = (np.stack(strengths, axis=1) * 2 - 1) * np.array(colours.jitter)  # [V, 4]
-    factors = changes + [1.0, 1.0, 1.0, 0.0]
+    signed = np.stack(strengths, axis=1) * 2 - 1  # [V, 4] in [-1, 1)
+    factors = signed * np.array(colours.jitter) + [1.0, 1.0, 1.0, 0.0]
     least, most = BLUR_SIGMA
-    turning = uniforms(derive(key, "channels"), indices, count * 2).reshape(-1, 2)
+    sigma = least + (most - least) * sigma
+    turn_key = derive(key, "channels")
+    vflip, turns = uniforms(turn_key, indices, count * 2).reshape(-1, 2).T
     return ViewPlan(
         box=draw_boxes(np.repeat(sizes, count, 0), scale, numbers[:, :BOX_DRAWS]),
         flip=flip < colours.flip,
@@ -80,14 +83,18 @@ def draw_views(
         factors=np.maximum(factors, [0.0, 0.0, 0.0, -np.inf]),
         order=(order * len(ORDERS)).astype(np.int64),
         grey=grey < colours.grey_prob,
-        sigma=np.where(blur < colours.blur_prob, least + (most - least) * sigma, 0.0),
+        sigma=np.where(blur < colours.blur_prob, sigma, 0.0),
         solarize=solarize < colours.solarize_prob,
-        vflip=turning[:, 0] < colours.vflip,
-        turns=(turning[:, 1] * 4).astype(np.int64) * bool(colours.rotate90),
+        vflip=vflip < colours.vflip,
+        turns=(turns * 4).astype(np.int64) * bool(colours.rotate90),
     )
 
 
-def draw_boxes(sizes: Integers, scale: Sequence[float], numbers: Floats) -> Integers:
+def draw_boxes(
+    sizes: Integers,
+    scale: Sequence[float],
+    numbers: Floats,
+) -> Integers:
     """Draw crops that cover a random share of the area at a random ratio, uniformly placed.
 
     Args:
@@ -101,15 +108,19 @@ def draw_boxes(sizes: Integers, scale: Sequence[float], numbers: Floats) -> Inte
     """
     shares, ratios, places = np.split(numbers, [TRIES, 2 * TRIES], axis=1)  # [V, T] twice, [V, 2]
     limits = sizes.T[..., None].astype(float)  # of rows, of columns, [2, V, 1]
-    area = limits.prod(0) * (scale[0] + (scale[1] - scale[0]) * shares)  # [V, T]
+    least, most = scale
+    area = limits.prod(0) * (least + (most - least) * shares)  # [V, T]
     low, high = np.log(RATIO)
     ratio = np.exp(low + (high - low) * ratios)  # [V, T]
     tries = np.rint(np.sqrt([area / ratio, area * ratio]))  # [2, V, T]
-    fits: Bools = np.all((tries > 0) & (tries <= limits), axis=0)  # [V, T]
+    is_inside = (tries > 0) & (tries <= limits)
+    fits: Bools = np.all(is_inside, axis=0)  # [V, T]
     first = fits.argmax(1)[None, :, None]
     sides = np.take_along_axis(tries, first, axis=2)  # [2, V, 1]
     corner = np.floor(places.T[..., None] * (limits - sides + 1))
-    largest = np.minimum(limits, np.rint(limits[::-1] * RATIO[1]))
+    widest = np.rint(limits[::-1] * RATIO[1])
+    largest = np.minimum(limits, widest)
     centred = [(limits - largest) // 2, largest]
-    box = np.where(np.any(fits, axis=1)[:, None], [corner, sides], centred)  # [2, 2, V, 1]
+    has_fit = np.any(fits, axis=1)[:, None]
+    box = np.where(has_fit, [corner, sides], centred)  # [2, 2, V, 1]
     return box.reshape(4, -1).T.astype(np.int64)

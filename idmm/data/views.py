@@ -1,16 +1,15 @@
 """Random views of images: crops, then colours, by a plan of :mod:`idmm.data.view_plan`.
 
-The pixels are made one view after the other, so that a view stays in the processor's cache from
-its crop to its normalised channels.
-
-Images have any number of channels, of 8 or 16 bits. Three are RGB. RGB of 8 bits is resized as
-bytes, all other images as floats. Hue, saturation and grey apply to RGB only.
+One view is made after the other, so that it stays in the processor's cache from its crop to its
+normalised channels. Images have any number of channels, of 8 or 16 bits. Three are RGB. RGB of 8
+bits is resized as bytes, all other images as floats. Hue, saturation and grey apply to RGB only.
 """
 
 import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cv2
@@ -27,7 +26,7 @@ from idmm.batch import Batch
 from idmm.config import Augment, Views
 from idmm.config.data import Colours, colours_of
 from idmm.data.image_store import ImageStore
-from idmm.data.images import LUMA, unit
+from idmm.data.images import LUMA, PerChannel, unit
 from idmm.data.view_plan import (
     BRIGHTNESS,
     CONTRAST,
@@ -44,16 +43,10 @@ from idmm.seeding import derive, reseed, seeded
 SOLARIZE_FROM = 0.5  # values below stay, as those under 128 of 255
 
 Planes = NDArray[Any]  # float32 values of an image. OpenCV declares any numbers
-PerChannel = Sequence[float] | Tensor  # a mean or a standard deviation of each channel
 Extra = Callable[[Planes, int], Planes]  # (view [S, S, 3] in [0, 1], its number) -> another
 
 # loader workers are the parallel part, and OpenCV's own threads do not survive a fork
 cv2.setNumThreads(0)
-
-
-def is_rgb8(image: Tensor) -> bool:
-    """Return whether an image [C, H, W] is RGB of 8 bits."""
-    return len(image) == 3 and image.dtype == torch.uint8
 
 
 def resize(image: Tensor, shape: Sequence[int]) -> Tensor:
@@ -61,23 +54,32 @@ def resize(image: Tensor, shape: Sequence[int]) -> Tensor:
 
     RGB of 8 bits stays uint8. Others become float32 in [0, 1].
     """
-    is_bytes = is_rgb8(image)
-    values = image if is_bytes else unit(image)
+    is_rgb8 = len(image) == 3 and image.dtype == torch.uint8
+    values = image if is_rgb8 else unit(image)
     resized = F.interpolate(
-        values[None], list(shape), mode="bicubic", antialias=True, align_corners=False
-    )
-    if is_bytes:
-        return resized[0]
-    return resized[0].clamp_(0, 1)  # bicubic overshoots
+        values[None],
+        list(shape),
+        mode="bicubic",
+        antialias=True,
+        align_corners=False,
+    )[0]
+    if is_rgb8:
+        return resized
+    return resized.clamp_(0, 1)  # bicubic overshoots
 
 
 def grey(images: Tensor) -> Tensor:
     """Return the brightness of RGB images [V, 3, H, W] by :data:`LUMA`, [V, 1, H, W]."""
     red, green, blue = images.unbind(1)
-    return (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue)[:, None]
+    brightness = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
+    return brightness[:, None]
 
 
-def normalise(images: Tensor, mean: PerChannel, std: PerChannel) -> Tensor:
+def normalise(
+    images: Tensor,
+    mean: PerChannel | Tensor,
+    std: PerChannel | Tensor,
+) -> Tensor:
     """Subtract mean and divide by std, [V, C, H, W] of the same shape.
 
     One mean makes RGB grey, [V, 1, H, W]. Tensors ``mean`` and ``std`` lie on the images' device.
@@ -85,7 +87,9 @@ def normalise(images: Tensor, mean: PerChannel, std: PerChannel) -> Tensor:
     if len(mean) == 1 and images.shape[1] == 3:
         images = grey(images)
     shape = (1, len(mean), 1, 1)
-    return (images - torch.as_tensor(mean).reshape(shape)) / torch.as_tensor(std).reshape(shape)
+    means = torch.as_tensor(mean).reshape(shape)
+    stds = torch.as_tensor(std).reshape(shape)
+    return (images - means) / stds
 
 
 # ---------------------------------------------------------------------- the pixels of a view
@@ -93,8 +97,8 @@ def make_views(
     images: Sequence[Tensor],
     plan: ViewPlan,
     size: int,
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: PerChannel,
+    std: PerChannel,
     extra: Extra | None = None,
 ) -> Tensor:
     """Make normalised views of images by a plan with the same number for each.
@@ -120,23 +124,29 @@ def make_views(
             for number, plane in enumerate(out):
                 cv2.extractChannel(channels, number, dst=plane)
         else:
-            view = _turned(colour_bands(crop.numpy(), plan, v), plan, v, axes=(1, 2))
-            out[:] = normalise(torch.from_numpy(view)[None], mean, std)[0]
+            view = colour_bands(crop.numpy(), plan, v)
+            view = _turned(view, plan, v, axes=(1, 2))
+            batch = torch.from_numpy(view)[None]
+            out[:] = normalise(batch, mean, std)[0]
     return torch.from_numpy(views).reshape(len(images), count, *views.shape[1:])
 
 
-def _rgb_view(crop: Tensor, plan: ViewPlan, v: int, extra: Extra | None) -> Planes:
+def _rgb_view(
+    crop: Tensor,
+    plan: ViewPlan,
+    v: int,
+    extra: Extra | None,
+) -> Planes:
     """Return view ``v`` of a plan in [0, 1], [S, S, 3].
 
     Args:
         crop: uint8, or floats in [0, 1], [3, S, S].
     """
-    scale = np.float32(1)
-    if crop.dtype == torch.uint8:
-        scale = np.float32(1 / 255)
+    is_rgb8 = crop.dtype == torch.uint8
+    scale = np.float32(1 / 255 if is_rgb8 else 1)
     view = np.multiply(crop.permute(1, 2, 0).numpy(), scale, order="C")
     view = colour_rgb(view, plan, v)
-    if extra is not None and crop.dtype == torch.uint8:
+    if is_rgb8 and extra is not None:
         view = extra(view, v)
     return _turned(view, plan, v, axes=(0, 1))
 
@@ -176,7 +186,8 @@ def colour_bands(view: Planes, plan: ViewPlan, v: int) -> Planes:
             if number in (BRIGHTNESS, CONTRAST):
                 view = _adjust_bands(view, number, float(plan.factors[v, number]))
     if plan.sigma[v]:
-        view = np.stack([_blurred(plane, float(plan.sigma[v])) for plane in view])
+        sigma = float(plan.sigma[v])
+        view = np.stack([_blurred(plane, sigma) for plane in view])
     if plan.solarize[v]:
         view = _solarized(view)
     return view
@@ -195,7 +206,8 @@ def _adjust_rgb(view: Planes, number: int, factor: float) -> Planes:
         other = _equal_channels(view)
         share = 1 - factor
     elif number == CONTRAST:
-        offset = cv2.mean(cv2.cvtColor(view, cv2.COLOR_RGB2GRAY))[0] * (1 - factor)
+        brightness = cv2.cvtColor(view, cv2.COLOR_RGB2GRAY)
+        offset = cv2.mean(brightness)[0] * (1 - factor)
     view = cv2.addWeighted(view, factor, other, share, offset)
     return np.clip(view, 0, 1, out=view)
 
@@ -204,7 +216,8 @@ def _adjust_bands(view: Planes, number: int, factor: float) -> Planes:
     """Change brightness, or contrast about each channel's own mean, [C, H, W]."""
     rest = np.float32(0)
     if number == CONTRAST:
-        rest = np.float32(1 - factor) * view.mean((1, 2), keepdims=True)  # [C, 1, 1]
+        means = view.mean((1, 2), keepdims=True)  # [C, 1, 1]
+        rest = np.float32(1 - factor) * means
     view *= np.float32(factor)
     view += rest
     return np.clip(view, 0, 1, out=view)
@@ -225,11 +238,18 @@ def _solarized(view: Planes) -> Planes:
     return np.where(view >= SOLARIZE_FROM, 1 - view, view)
 
 
-def _turned(view: Planes, plan: ViewPlan, v: int, axes: tuple[int, int]) -> Planes:
+def _turned(
+    view: Planes,
+    plan: ViewPlan,
+    v: int,
+    axes: tuple[int, int],
+) -> Planes:
     """Flip a view upside down and turn it. ``axes`` are its rows and columns."""
     if plan.vflip[v]:
         view = np.flip(view, axes[0])
-    return np.ascontiguousarray(np.rot90(view, plan.turns[v], axes))
+    if plan.turns[v]:
+        view = np.rot90(view, plan.turns[v], axes)
+    return np.ascontiguousarray(view)
 
 
 @functools.cache
@@ -239,7 +259,8 @@ def _affine(mean: tuple[float, ...], std: tuple[float, ...]) -> Planes:
     if len(mean) == 1:
         channels = np.array([LUMA])
     scale = 1 / np.array(std)[:, None]
-    return np.hstack([channels * scale, -np.array(mean)[:, None] * scale]).astype(np.float32)
+    offset = -np.array(mean)[:, None] * scale
+    return np.hstack([channels * scale, offset]).astype(np.float32)
 
 
 # ---------------------------------------------------------------------- batches
@@ -247,23 +268,13 @@ class RandomViews(ABC):
     """Makes random views of a batch, a :data:`idmm.batch.BatchFn`.
 
     Subclasses draw them and name the batch.
-
-    Args:
-        store: The images. Only ``image``, ``sizes`` and ``labels`` are used here.
-        size: Side of the views (pixels).
-        mean, std: Of each channel. One value makes the views of RGB images grey.
-
-    Attributes:
-        needs_workers: Whether a view has operations that no plan has.
     """
 
-    needs_workers = False
-
-    def __init__(self, store: ImageStore, size: int, mean: Sequence[float], std: Sequence[float]):
-        self.store = store
-        self.size = size
-        self.mean = mean
-        self.std = std
+    store: ImageStore
+    size: int  # side of the views (pixels)
+    mean: PerChannel  # of each channel. One value makes the views of RGB images grey
+    std: PerChannel
+    needs_workers = False  # whether a view has operations that no plan has
 
     @abstractmethod
     def plans(self, epoch: int, indices: Integers) -> Iterator[ViewPlan]:
@@ -277,13 +288,19 @@ class RandomViews(ABC):
         """Return :meth:`batch` of images [B] in an epoch."""
         return self.batch(self.made(epoch, indices), indices)
 
-    def made(self, epoch: int, indices: Integers, extra: Extra | None = None) -> list[Tensor]:
+    def made(
+        self,
+        epoch: int,
+        indices: Integers,
+        extra: Extra | None = None,
+    ) -> list[Tensor]:
         """Return the views of each group, see :func:`make_views`."""
         images = [self.store.image(i) for i in indices]
         plans = self.plans(epoch, indices)
         return [make_views(images, plan, self.size, self.mean, self.std, extra) for plan in plans]
 
 
+@dataclass(eq=False)
 class MultiCropTransform(RandomViews):
     """Makes the views of pretraining.
 
@@ -293,17 +310,14 @@ class MultiCropTransform(RandomViews):
         seed: Of the run.
     """
 
-    def __init__(
-        self,
-        store: ImageStore,
-        config: Views,
-        mean: Sequence[float],
-        std: Sequence[float],
-        seed: int,
-    ):
-        super().__init__(store, config.size, mean, std)
-        self.config = config
-        self.seed = seed
+    store: ImageStore
+    config: Views
+    mean: PerChannel
+    std: PerChannel
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.size = self.config.size
 
     def plans(self, epoch: int, indices: Integers) -> Iterator[ViewPlan]:
         """Draw the views of each group of crops."""
@@ -318,6 +332,7 @@ class MultiCropTransform(RandomViews):
         return with_labels({"views": views}, self.store, indices)
 
 
+@dataclass(eq=False)
 class TrainTransform(RandomViews):
     """Makes the augmented images of fine-tuning.
 
@@ -331,18 +346,15 @@ class TrainTransform(RandomViews):
         key: From :func:`idmm.seeding.derive`, another for each seed and stage.
     """
 
-    def __init__(
-        self,
-        store: ImageStore,
-        config: Augment,
-        size: int,
-        mean: Sequence[float],
-        std: Sequence[float],
-        key: int,
-    ):
-        super().__init__(store, size, mean, std)
-        self.key = key
-        self.scale = config.scale
+    store: ImageStore
+    config: Augment
+    size: int
+    mean: PerChannel
+    std: PerChannel
+    key: int
+
+    def __post_init__(self) -> None:
+        config = self.config
         self.colours = Colours(
             flip=config.flip,
             jitter=config.jitter,
@@ -355,16 +367,15 @@ class TrainTransform(RandomViews):
         )
         self.randaugment: RandAugment | None = None
         if config.randaugment:
-            self.randaugment = _randaugment(config.randaugment, size, mean)
-        self.erasing = RandomErasing(  # type: ignore[no-untyped-call]  # timm declares no types
-            config.random_erasing, mode="pixel", device="cpu"
-        )
+            self.randaugment = _randaugment(config.randaugment, self.size, self.mean)
+        self.erasing = RandomErasing(config.random_erasing, mode="pixel", device="cpu")
         self.needs_workers = bool(config.randaugment or config.random_erasing)
 
     def plans(self, epoch: int, indices: Integers) -> Iterator[ViewPlan]:
         """Draw a view of each image."""
         key = derive(self.key, "views", epoch)
-        yield draw_views(self.colours, self.scale, 1, key, indices, self.store.sizes[indices])
+        sizes = self.store.sizes[indices]
+        yield draw_views(self.colours, self.config.scale, 1, key, indices, sizes)
 
     def batch(self, views: list[Tensor], indices: Integers) -> Batch:
         """Return ``images`` (float32 [B, C, size, size]), ``index`` and ``label``."""
@@ -393,7 +404,8 @@ class TrainTransform(RandomViews):
 
         def augment(view: Planes, v: int) -> Planes:
             reseed(derive(self.key, "augment", epoch, indices[v]))
-            image = randaugment(Image.fromarray(np.uint8(np.rint(255 * view))))
+            pixels = np.uint8(np.rint(255 * view))
+            image = randaugment(Image.fromarray(pixels))
             return np.asarray(image, dtype=np.float32) / 255
 
         return augment
@@ -401,19 +413,22 @@ class TrainTransform(RandomViews):
 
 def with_labels(batch: Batch, store: ImageStore, indices: Integers) -> Batch:
     """Add the images' numbers ``index``, and if there are labels ``label``, int64 [B] each."""
-    batch["index"] = torch.from_numpy(np.asarray(indices))
+    batch["index"] = torch.from_numpy(indices)
     if store.labels is not None:
         batch["label"] = torch.from_numpy(store.labels[indices])
     return batch
 
 
-def _randaugment(text: str, size: int, mean: Sequence[float]) -> RandAugment:
+def _randaugment(text: str, size: int, mean: PerChannel) -> RandAugment:
     """Return timm's RandAugment.
 
     Its strongest posterize keeps 0 bits, which Pillow 13 refuses: 1 is the least.
     """
     fill = [round(255 * value) for value in mean]  # pixels moved in from outside the image
-    options = {"translate_const": int(size * 0.45), "img_mean": tuple(fill * 3)[:3]}
+    options = {
+        "translate_const": int(size * 0.45),
+        "img_mean": tuple(fill * 3)[:3],
+    }
     try:
         transform: RandAugment = rand_augment_transform(text, options)
     except (AssertionError, ValueError, KeyError, IndexError):
@@ -429,8 +444,6 @@ def _randaugment(text: str, size: int, mean: Sequence[float]) -> RandAugment:
     return transform
 
 
-def _at_least_one_bit(
-    level_fn: Callable[[float, dict[str, Any]], tuple[int]], level: float, options: dict[str, Any]
-) -> tuple[int]:
-    (bits,) = level_fn(level, options)
+def _at_least_one_bit(level_fn: Callable[..., tuple[int]], *options: Any) -> tuple[int]:
+    (bits,) = level_fn(*options)
     return (max(1, bits),)
