@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -52,7 +53,7 @@ class Similarities:
     unit: NDArray[np.float32]  # rows that the images are compared by, of length 1, [N, d]
     near: similarity.Neighbours  # by cosine
     duplicates: list[Pair]  # likely ones, those of different classes first
-    margins: NDArray[np.float64]  # of the votes on each label, [N]
+    margins: NDArray[np.floating[Any]]  # of the votes on each label, [N]
     suggested: list[str | None]  # class of the neighbours
     maps: dict[str, NDArray[np.float32]]  # run -> features of the images, [N, d]
     classes: list[str]  # on the map. Empty: all

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import timm
@@ -21,7 +21,6 @@ from idmm.errors import RunError, UserError, in_short
 from idmm.evaluation.network import Network
 from idmm.files import idmm_version
 from idmm.inference.runs import config_of, exported_weights
-from idmm.models.base import Backbone
 from idmm.models.build import feature_width
 from idmm.progress import log
 from idmm.runs import stage_of
@@ -57,7 +56,7 @@ class Source:
         self.saved = exported_weights(run, "init")
         self.classes: list[str] | None = self.saved.extra.get("classes")
         self.network = Network.from_checkpoint(self.saved, len(self.classes or ()), "cpu", BATCH)
-        self.model = cast(Backbone, self.network.model)
+        self.model = self.network.model
         self.size = self.network.size
         module: str = timm.models.model_entrypoint(self.saved.name).__module__
         self.module = None if module.startswith("timm.") else module
