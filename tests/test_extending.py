@@ -66,7 +66,7 @@ def test_examples_train(tmp_path):
         r"(?ms)^```(?:python|yaml)\n(.*?)^```$",
         (ROOT / "CONTRIBUTING.md").read_text(),
     )
-    assert len([put(block, house) for block in blocks]) == 8
+    assert len([put(block, house) for block in blocks]) == 9
 
     leaves(tmp_path / "data" / "leaves")
     data = [
@@ -125,6 +125,19 @@ def run(house, *argv):
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_method_outside_the_package_trains(tmp_path):
+    own = {"PYTHONPATH": str(ROOT), "OUT": str(tmp_path / "a"), "EPOCHS": "1"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "own_method.py"],
+        env={**ENVIRONMENT, **own},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "name: spread" in (tmp_path / "a" / "config.yaml").read_text()
 
 
 def run_example(name, monkeypatch, **settings):

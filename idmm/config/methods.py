@@ -198,7 +198,10 @@ class Supervised(Mixed):
     name: Literal["supervised"] = "supervised"
 
 
-AnyMethod = IDMM | SimCLR | SupCon | MoCoV2 | MoCoV3 | DINO | Supervised
+AnyMethod = (
+    IDMM | SimCLR | SupCon | MoCoV2 | MoCoV3 | DINO
+    | Supervised
+)  # fmt: skip
 METHODS: dict[str, type[Method]] = {kind.name: kind for kind in get_args(AnyMethod)}
 
 

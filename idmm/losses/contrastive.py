@@ -8,8 +8,8 @@ from torch import Tensor
 def info_nce(query: Tensor, key: Tensor, temperature: float) -> Tensor:
     """Return the contrastive loss of MoCo v3 (Chen, Xie, He, ICCV 2021, Eq. 1 and Algorithm 1).
 
-    -log(exp(q_i k_i / T) / sum_j exp(q_i k_j / T)) of normalised vectors, the mean over i times 2
-    T.
+    It is the mean over i of -log(exp(q_i k_i / T) / sum_j exp(q_i k_j / T)) of normalised vectors,
+    times 2 T.
 
     Args:
         query: [B, d].
@@ -19,19 +19,19 @@ def info_nce(query: Tensor, key: Tensor, temperature: float) -> Tensor:
     Returns:
         A scalar tensor, 0 for a single row.
     """
-    logits = F.normalize(query, dim=1) @ F.normalize(key, dim=1).T / temperature  # [B, B]
-    return (
-        2 * temperature * F.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
-    )
+    query = F.normalize(query, dim=1)
+    key = F.normalize(key, dim=1)
+    logits = query @ key.T / temperature  # [B, B]
+    positive = torch.arange(len(logits), device=logits.device)
+    return 2 * temperature * F.cross_entropy(logits, positive)
 
 
 def sup_con(rows: Tensor, label: Tensor, temperature: float) -> Tensor:
-    """Return the supervised contrastive loss (Khosla et al., NeurIPS 2020, Eq. 2, with the sum
-    outside the log).
+    """Return the supervised contrastive loss (Khosla et al., NeurIPS 2020, Eq. 2).
 
-    It is the mean of -1/|P(i)| sum_p log(exp(z_i z_p / T) / sum_{a != i} exp(z_i z_a / T)) over the
-    rows i with positives, where p in P(i) are the other rows of i's class and z are normalised
-    rows.
+    The sum is outside the log. It is the mean of -1/|P(i)| sum_p log(exp(z_i z_p / T) / sum_{a !=
+    i} exp(z_i z_a / T)) over the rows i with positives, where p in P(i) are the other rows of i's
+    class and z are normalised rows.
 
     Args:
         rows: [V, d].

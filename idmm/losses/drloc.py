@@ -1,5 +1,4 @@
-"""Dense relative localization: the offset between two embeddings of a grid (Liu et al., NeurIPS
-2021)."""
+"""Dense relative localization (Liu et al., NeurIPS 2021): offsets between embeddings of a grid."""
 
 from collections.abc import Sequence
 
@@ -66,20 +65,21 @@ class DenseRelativeLocalization(nn.Module):
         super().__init__()
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-        if isinstance(in_dim, Sequence):
-            widths = list(in_dim)
+        widths = [in_dim] if isinstance(in_dim, int) else list(in_dim)
+        if mode == "l1_all":
+            expected = "one width for each block"
+            most = len(widths)
         else:
-            widths = [in_dim]
-        if not widths or min(widths) < 1 or (len(widths) > 1 and mode != "l1_all"):
-            if mode == "l1_all":
-                expected = "one width for each block"
-            else:
-                expected = "one width"
+            expected = "one width"
+            most = 1
+        if not 1 <= len(widths) <= most or min(widths) < 1:
             raise ValueError(f"in_dim must be {expected} in mode {mode}, got {in_dim!r}")
         self.mode = mode
         self.num_pairs = num_pairs
         self.grid_size = grid_size
-        outputs = 2 * (2 * grid_size + 1) if mode in ("ce", "reg") else 2
+        outputs = 2
+        if mode in ("ce", "reg"):  # a class for each offset
+            outputs *= 2 * grid_size + 1
         self.heads = nn.ModuleList(PairHead(width, hidden_dim, outputs) for width in widths)
 
     def forward(
@@ -102,16 +102,11 @@ class DenseRelativeLocalization(nn.Module):
         Raises:
             ValueError: The number of grids differs from that of the heads.
         """
-        grids = self._grids(grid)
-        if isinstance(positions, Tensor):
-            positions = [positions]
-        else:
-            positions = positions
         if positions is None:
-            pairs = self.draw(grid, generator)
-        else:
-            pairs = positions
-        losses = [self._loss(*inputs) for inputs in zip(self.heads, grids, pairs, strict=True)]
+            positions = self.draw(grid, generator)
+        losses = []
+        for head, one, pairs in zip(self.heads, _listed(grid), _listed(positions), strict=True):
+            losses.append(self._loss(head, one, pairs))
         if len(losses) == 1:
             return losses[0]
         return torch.stack(losses).sum()
@@ -119,8 +114,7 @@ class DenseRelativeLocalization(nn.Module):
     def draw(
         self, grid: Tensor | Sequence[Tensor], generator: np.random.Generator | None = None
     ) -> list[Tensor]:
-        """Draw pairs for each grid, uniformly and with replacement. Both ends of a pair may
-        coincide.
+        """Draw pairs for each grid, uniformly and with replacement. Both ends may coincide.
 
         Args:
             grid: As for :meth:`forward`. Only its shape is used.
@@ -133,71 +127,74 @@ class DenseRelativeLocalization(nn.Module):
         """
         generator = generator or numpy_rng(int(torch.randint(2**62, ())), "drloc")
         drawn = []
-        for g in self._grids(grid):
-            height, width = self._size(g)
-            flat = generator.integers(height * width, size=(len(g), self.num_pairs, 2))
-            # [B, m, 2, 2] -> [B, m, 4]
-            pairs = torch.from_numpy(np.stack(np.divmod(flat, width), -1)).flatten(2)
-            # copied without waiting for the device
-            drawn.append(pairs.pin_memory() if g.is_cuda else pairs)
+        for one in _listed(grid):
+            height, width = self._size(one)
+            flat = generator.integers(height * width, size=(len(one), self.num_pairs, 2))
+            places = np.stack(np.divmod(flat, width), -1)  # [B, m, 2, 2]
+            pairs = torch.from_numpy(places).flatten(2)  # [B, m, 4]
+            if one.is_cuda:  # copied without waiting for the device
+                pairs = pairs.pin_memory()
+            drawn.append(pairs)
         return drawn
-
-    def _grids(self, grid: Tensor | Sequence[Tensor]) -> list[Tensor]:
-        if isinstance(grid, Tensor):
-            return [grid]
-        return list(grid)
 
     def _size(self, grid: Tensor) -> tuple[int, int]:
         """Return rows and columns after pooling."""
-        return min(grid.shape[2], self.grid_size), min(grid.shape[3], self.grid_size)
+        rows, columns = grid.shape[2:]
+        return min(rows, self.grid_size), min(columns, self.grid_size)
 
-    def _loss(self, head: "PairHead", grid: Tensor, positions: Tensor) -> Tensor:
+    def _loss(self, head: nn.Module, grid: Tensor, positions: Tensor) -> Tensor:
         size = self._size(grid)
         with torch.autocast(grid.device.type, enabled=False):
-            grid = grid.to(head[0].weight.dtype)
+            grid = grid.to(next(head.parameters()).dtype)
             if grid.shape[2:] != size:
                 grid = F.adaptive_avg_pool2d(grid, size)
-        # [B, m, 2] each: row, column
-        p, q = positions.to(grid.device, non_blocking=True).split(2, -1)
-        # [B, m, 2]
-        index = torch.stack((p[..., 0] * size[1] + p[..., 1], q[..., 0] * size[1] + q[..., 1]), -1)
+        # [B, m, 4] -> [B, m, 2, 2]: p and q, row and column
+        places = positions.to(grid.device, non_blocking=True).unflatten(2, (2, 2))
+        index = places[..., 0] * size[1] + places[..., 1]  # [B, m, 2]
         # [B, D, h, w] -> [B, h*w, D] -> [B, m, outputs]
-        out = head(grid.flatten(2).transpose(1, 2), index)
+        out: Tensor = head(grid.flatten(2).transpose(1, 2), index)
         with torch.autocast(grid.device.type, enabled=False):
             out = out.to(torch.promote_types(out.dtype, torch.float32))
-            return self._compare(out, p - q, size)
+            offset = places[:, :, 0] - places[:, :, 1]
+            return self._compare(out, offset, size)
 
     def _compare(self, out: Tensor, offset: Tensor, size: tuple[int, int]) -> Tensor:
-        """Return the mean loss of outputs [B, m, outputs] for the offsets p - q, int64 [B, m,
-        2]."""
+        """Return the mean loss of outputs [B, m, outputs] for offsets p - q, int64 [B, m, 2]."""
+        k = self.grid_size
         if self.mode == "ce":
-            logits = out.view(-1, 2 * self.grid_size + 1)  # [B*m*2, 2K+1]
-            return 2 * F.cross_entropy(logits, offset.flatten() + self.grid_size)
+            logits = out.view(-1, 2 * k + 1)  # [B*m*2, 2K+1]
+            return 2 * F.cross_entropy(logits, offset.flatten() + k)
         if self.mode == "reg":
-            # [2K+1]
-            classes = torch.arange(
-                -self.grid_size, self.grid_size + 1, device=out.device, dtype=out.dtype
-            )
-            p = out.unflatten(2, (2, -1)).softmax(-1)  # [B, m, 2, 2K+1]
+            classes = torch.arange(-k, k + 1, device=out.device, dtype=out.dtype)  # [2K+1]
+            p: Tensor = out.unflatten(2, (2, -1)).softmax(-1)  # [B, m, 2, 2K+1]
             mean = p @ classes  # [B, m, 2]
-            variance = (p * (classes - mean.unsqueeze(-1)) ** 2).sum(-1).clamp(min=VARIANCE_FLOOR)
+            squares = (classes - mean.unsqueeze(-1)) ** 2
+            variance = (p * squares).sum(-1).clamp(min=VARIANCE_FLOOR)
             loss = (offset - mean) ** 2 / variance + ALPHA / 2 * variance.log()
             return 2 * loss.mean()
         target = offset.to(out.dtype)
-        target = torch.stack((target[..., 0] / size[0], target[..., 1] / size[1]), -1)
-        return F.l1_loss(out, target if self.mode == "l1_signed" else target.abs())
+        u = target[..., 0] / size[0]
+        v = target[..., 1] / size[1]
+        target = torch.stack((u, v), -1)
+        if self.mode != "l1_signed":
+            target = target.abs()
+        return F.l1_loss(out, target)
 
 
-class PairHead(nn.Sequential):
+def _listed(tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    if isinstance(tensors, Tensor):
+        return [tensors]
+    return list(tensors)
+
+
+class PairHead(nn.ModuleList):
     """The localization MLP, 2d -> h -> ReLU -> h -> ReLU -> outputs, on pairs of tokens."""
 
     def __init__(self, in_dim: int, hidden_dim: int, outputs: int):
-        layers = (
-            nn.Linear(2 * in_dim, hidden_dim),
-            nn.Linear(hidden_dim, hidden_dim),
-            nn.Linear(hidden_dim, outputs),
-        )
-        super().__init__(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+        first = nn.Linear(2 * in_dim, hidden_dim)
+        second = nn.Linear(hidden_dim, hidden_dim)
+        last = nn.Linear(hidden_dim, outputs)
+        super().__init__([first, nn.ReLU(), second, nn.ReLU(), last])
 
     def forward(self, tokens: Tensor, index: Tensor) -> Tensor:
         """Return [B, m, outputs] of tokens [B, n, d] and pairs of their indices [B, m, 2].
@@ -207,22 +204,25 @@ class PairHead(nn.Sequential):
         rows. A product with zeros and ones selects them. Its gradient is a product, too, so it is
         fast and deterministic on a GPU.
         """
-        first, *rest = self
         batch, n, dim = tokens.shape
         if n <= index.shape[1]:
+            weight, bias = self[0].parameters()
             # [h, 2d] -> [2h, d]
-            weight = first.weight.unflatten(1, (2, dim)).transpose(0, 1).flatten(0, 1)
-            bias = torch.cat((first.bias, torch.zeros_like(first.bias)))
+            parts = weight.unflatten(1, (2, dim)).transpose(0, 1)  # [2, h, d]
+            weights = parts.flatten(0, 1)
+            biases = torch.cat((bias, torch.zeros_like(bias)))
             # [B, n, 2h] -> [B, 2n, h]
-            halves = F.linear(tokens, weight, bias).view(batch, 2 * n, -1)
-            place = torch.arange(2 * n, device=index.device)
-            chosen = (place == 2 * index[..., :1]) | (place == 2 * index[..., 1:] + 1)  # [B, m, 2n]
+            halves = F.linear(tokens, weights, biases).view(batch, 2 * n, -1)
+            rows = torch.arange(2 * n, device=index.device)
+            is_first = rows == 2 * index[..., :1]  # [B, m, 2n]
+            is_second = rows == 2 * index[..., 1:] + 1
+            chosen = is_first | is_second
             x = chosen.to(halves.dtype) @ halves  # [B, m, h]
         else:
             # of all images' tokens
             rows = index + n * torch.arange(batch, device=index.device)[:, None, None]
             pairs = tokens.reshape(-1, dim).index_select(0, rows.flatten())  # [B*m*2, d]
-            x = first(pairs.view(batch, -1, 2 * dim))  # [B, m, 2d] -> [B, m, h]
-        for layer in rest:
+            x = self[0](pairs.view(batch, -1, 2 * dim))  # [B, m, 2d] -> [B, m, h]
+        for layer in list(self)[1:]:
             x = layer(x)
         return x

@@ -1,7 +1,7 @@
-"""Parametric instance discrimination: N images, N classes (Cao, Yu, Wu, ECCV 2022, Eqs. 3 and
-17-20)."""
+"""Parametric instance discrimination (Cao, Yu, Wu, ECCV 2022, Eqs. 3 and 17-20)."""
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 LOGITS_HELD = 2**21  # of a batch that is computed without tiles, at most
 GPU_HELD = 2**26  # on a GPU, whose time is that of the operations' starts
 FEW_VIEWS = 256  # smaller batches count as so many
-# Otherwise they are computed in tiles of so many logits per CPU thread (its cache) or GPU, and of
-# so many views
+# more are computed in tiles of so many logits per CPU thread (its cache) or GPU, and of so many
+# views
 CPU_TILE = 2**19
 GPU_TILE = 2**23
 TILE_VIEWS = 1024
@@ -32,11 +32,10 @@ def instance_discrimination_loss(
     chunk_size: int | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return the cross-entropy of N-way logits with smoothed, mixed instance labels, without
-    building [B, N] targets.
+    """Return the cross-entropy of N-way logits with smoothed, mixed instance labels.
 
-    With logits o = features @ weight.T + bias, c = eps/(N-1) and s = 1-eps-c, the loss of one view
-    is
+    [B, N] targets are not built. With logits o = features @ weight.T + bias, c = eps/(N-1) and s =
+    1-eps-c, the loss of one view is
 
         logsumexp(o) - lam s o_i - (1-lam) s o_i' - c sum_j o_j
 
@@ -63,16 +62,28 @@ def instance_discrimination_loss(
         ValueError: Fewer than two instances, or a smoothing outside [0, 1).
     """
     if bias is not None:  # as the weight of one more feature, 1
-        features = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+        ones = features.new_ones(len(features), 1)
+        features = torch.cat([features, ones], dim=1)
         weight = torch.cat([weight, bias[:, None]], dim=1)
-    n = weight.shape[0]
-    if not fits(features, n, chunk_size):
-        return instance_losses(
-            features, weight, target, mixed_target, lam, smoothing, chunk_size
-        ).mean()
-    s, c = _shares(n, smoothing)
+    if fits(features, len(weight), chunk_size):
+        return _held_loss(features, weight, target, mixed_target, lam, smoothing)
+    losses = instance_losses(features, weight, target, mixed_target, lam, smoothing, chunk_size)
+    return losses.mean()
+
+
+def _held_loss(
+    features: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    mixed_target: Tensor | None,
+    lam: float | Tensor,
+    smoothing: float,
+) -> Tensor:
+    """Return :func:`instance_discrimination_loss` with all logits at once."""
+    s, c = _shares(len(weight), smoothing)
     dtype = _dtype(features, weight)
-    lam = lam.to(dtype) if isinstance(lam, Tensor) else lam
+    if isinstance(lam, Tensor):
+        lam = lam.to(dtype)
     with torch.autocast(features.device.type, enabled=False):
         # [B, d], [N, d]
         z = features.to(dtype)
@@ -82,11 +93,8 @@ def instance_discrimination_loss(
         if mixed_target is None:
             rest = (1 - s) * target_logit - c * total
         else:
-            rest = (
-                (1 - lam * s) * target_logit
-                - (1 - lam) * s * _logit(z, w, mixed_target)
-                - c * total
-            )
+            mixed_logit = _logit(z, w, mixed_target)  # [B]
+            rest = (1 - lam * s) * target_logit - (1 - lam) * s * mixed_logit - c * total
         # mean of logsumexp(o) - o_i, and the rest
         return F.cross_entropy(F.linear(z, w), target) + rest.mean()
 
@@ -100,8 +108,8 @@ def fits(features: Tensor, instances: int, chunk_size: int | None = None) -> boo
     views = len(features)
     if chunk_size is not None:
         return views <= chunk_size
-    held = GPU_HELD if features.is_cuda else LOGITS_HELD
-    return max(views, FEW_VIEWS) * instances <= held
+    most = GPU_HELD if features.is_cuda else LOGITS_HELD
+    return max(views, FEW_VIEWS) * instances <= most
 
 
 def instance_losses(
@@ -114,8 +122,7 @@ def instance_losses(
     chunk_size: int | None = None,
     cosine: bool = False,
 ) -> Tensor:
-    """Return the loss of each view, [B]. Logits are computed in tiles, and again in the backward
-    pass.
+    """Return the loss of each view, [B]. Logits are computed in tiles, and again backwards.
 
     Args:
         features, weight, target, mixed_target, lam, smoothing, chunk_size: See
@@ -124,19 +131,23 @@ def instance_losses(
     """
     s, c = _shares(len(weight), smoothing)
     dtype = _dtype(features, weight)
-    lam = lam.to(dtype) if isinstance(lam, Tensor) else lam
-    # [B, T]
-    if mixed_target is None:
-        index = target[:, None]
-    else:
+    if isinstance(lam, Tensor):
+        lam = lam.to(dtype)
+    index = target[:, None]  # [B, T]
+    if mixed_target is not None:
         index = torch.stack([target, mixed_target], dim=1)
     with torch.autocast(features.device.type, enabled=False):
         z = features.to(dtype)
         w = weight.to(dtype)
-        log_sum, picked, total = _Logits.apply(z, w, index, _tile(z, len(w), chunk_size), cosine)
+        tile = _tile(z, len(w), chunk_size)
+        # [B], [B, T], [B]
+        sums: tuple[Tensor, Tensor, Tensor] = _Logits.apply(z, w, index, tile, cosine)
+        log_sum, picked, total = sums
+        own = picked[:, 0]
         if mixed_target is None:
-            return log_sum - s * picked[:, 0] - c * total
-        return log_sum - lam * s * picked[:, 0] - (1 - lam) * s * picked[:, 1] - c * total
+            return log_sum - s * own - c * total
+        other = picked[:, 1]
+        return log_sum - lam * s * own - (1 - lam) * s * other - c * total
 
 
 def _shares(n: int, smoothing: float) -> tuple[float, float]:
@@ -158,32 +169,47 @@ def _logit(z: Tensor, w: Tensor, index: Tensor) -> Tensor:
     return (z * F.embedding(index, w)).sum(1)  # [B, d] -> [B]
 
 
-def _tile(z: Tensor, rows: int, chunk_size: int | None) -> tuple[int, int, int]:
-    """Return views and rows of a tile of logits, and the number of logits to store for the backward
-    pass."""
+class _Tile(NamedTuple):
+    """Views and rows of a tile of logits, and how many logits are stored for the backward pass."""
+
+    views: int
+    rows: int
+    stored: int
+
+
+def _tile(z: Tensor, rows: int, chunk_size: int | None) -> _Tile:
+    """Return the tile for views z [V, d] and a number of rows."""
     views = max(1, min(len(z), TILE_VIEWS))
     if chunk_size is not None:
-        return views, max(1, chunk_size * rows // views), 0
+        return _Tile(views, max(1, chunk_size * rows // views), 0)
     if z.device.type == "cpu":
-        return views, CPU_TILE * max(2, torch.get_num_threads()) // views // 64 * 64, CPU_STORED
-    return views, GPU_TILE // views, GPU_STORED
+        logits = CPU_TILE * max(2, torch.get_num_threads())
+        return _Tile(views, logits // views // 64 * 64, CPU_STORED)
+    return _Tile(views, GPU_TILE // views, GPU_STORED)
 
 
 def row_tiles(rows: int, size: int) -> Iterator[slice]:
     """Return slices of a size that cover ``rows`` rows."""
-    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+    for start in range(0, rows, size):
+        yield slice(start, min(start + size, rows))
 
 
 class _Logits(torch.autograd.Function):
-    """Logsumexp [V] of the logits o = z w^T, [V, n], those of instances ``index`` [V, T], and their
-    sum [V].
+    """Logsumexp [V] of the logits o = z w^T, [V, n], with some of them and their sum.
 
-    Logits are computed in tiles (views, rows, logits to store). The gradients recompute tiles that
-    are not stored.
+    Those of instances ``index`` are [V, T], the sum is [V]. Logits are computed in tiles. The
+    gradients recompute tiles that are not stored.
     """
 
     @staticmethod
-    def forward(ctx, z, w, index, tile, cosine):
+    def forward(
+        ctx: Any,
+        z: Tensor,
+        w: Tensor,
+        index: Tensor,
+        tile: _Tile,
+        cosine: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         views, rows, storable = tile
         ctx.views = list(row_tiles(len(z), views))
         ctx.rows = rows
@@ -200,63 +226,71 @@ class _Logits(torch.autograd.Function):
             column += part.sum(0)
             for v in ctx.views:
                 storable -= (v.stop - v.start) * len(part)
-                o = _tile_logits(z[v], part, None if storable >= 0 else buffer)  # [views, rows]
+                if storable >= 0:
+                    o = z[v] @ part.T  # [views, rows]
+                else:
+                    o = _tile_logits(z[v], part, buffer)
                 new_top = torch.maximum(top[v], o.amax(1))
-                exps[v] = exps[v] * (top[v] - new_top).exp() + o.sub_(new_top[:, None]).exp_().sum(
-                    1
-                )
+                o.sub_(new_top[:, None]).exp_()
+                earlier = exps[v] * (top[v] - new_top).exp()
+                exps[v] = earlier + o.sum(1)
                 top[v] = new_top
                 if storable >= 0:
                     ctx.stored[r.start, v.start] = o, new_top
         log_sum = top + exps.log()
-        picked = torch.einsum("vd,vtd->vt", z, _rows(w[index], cosine)[0])
+        own, _ = _rows(w[index], cosine)
+        picked = torch.einsum("vd,vtd->vt", z, own)
         ctx.save_for_backward(z, w, index, log_sum, column)
         return log_sum, picked, z @ column
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, d_log_sum, d_picked, d_total):
+    def backward(
+        ctx: Any,
+        d_log_sum: Tensor,
+        d_picked: Tensor,
+        d_total: Tensor,
+    ) -> tuple[Tensor, Tensor, None, None, None]:
         z, w, index, log_sum, column = ctx.saved_tensors
         with torch.autocast(z.device.type, enabled=False):
             dz = torch.zeros_like(z)
             dw = torch.zeros_like(w)
-            # of the picked logits, [V T, d]
-            picked = (d_picked[:, :, None] * z[:, None]).flatten(0, 1)
+            picked = (d_picked[:, :, None] * z[:, None]).flatten(0, 1)  # [V T, d]
             dw.index_put_((index.flatten(),), picked, accumulate=True)
-            # [V, d], [d]
-            weighted = d_log_sum[:, None] * z
-            constant = d_total @ z
+            weighted = d_log_sum[:, None] * z  # [V, d]
+            constant = d_total @ z  # [d]
             buffer = z.new_empty(ctx.views[0].stop * ctx.rows)
             for r in row_tiles(len(w), ctx.rows):
                 part, length = _rows(w[r], ctx.cosine)
                 for v in ctx.views:
-                    if stored := ctx.stored.pop((r.start, v.start), None):
-                        p = stored[0].mul_((stored[1] - log_sum[v]).exp()[:, None])
+                    stored = ctx.stored.pop((r.start, v.start), None)
+                    if stored is not None:
+                        exps, top = stored
+                        p = exps.mul_((top - log_sum[v]).exp()[:, None])
                     else:
-                        p = _tile_logits(z[v], part, buffer).sub_(log_sum[v, None]).exp_()
+                        o = _tile_logits(z[v], part, buffer)
+                        p = o.sub_(log_sum[v, None]).exp_()
                     dz[v].addmm_(p, part)
                     dw[r].addmm_(p.T, weighted[v])
                 dw[r] += constant
                 if ctx.cosine:
-                    dw[r] = (dw[r] - part * (part * dw[r]).sum(1, keepdim=True)) / length
+                    along = (part * dw[r]).sum(1, keepdim=True)
+                    dw[r] = (dw[r] - part * along) / length
             dz = dz * d_log_sum[:, None] + d_total[:, None] * column
-            dz += torch.einsum("vt,vtd->vd", d_picked, _rows(w[index], ctx.cosine)[0])
+            own, _ = _rows(w[index], ctx.cosine)
+            dz += torch.einsum("vt,vtd->vd", d_picked, own)
         return dz, dw, None, None, None
 
 
-def _rows(w: Tensor, cosine: bool) -> tuple[Tensor, Tensor | None]:
+def _rows(w: Tensor, cosine: bool) -> tuple[Tensor, Tensor | float]:
     """Return rows [..., d] for the logits, normalised for cosines, and their lengths before."""
     if not cosine:
-        return w, None
+        return w, 1.0
     length = w.norm(dim=-1, keepdim=True).clamp_min(EPS)
     return w / length, length
 
 
-def _tile_logits(z: Tensor, w: Tensor, buffer: Tensor | None) -> Tensor:
-    """Return the logits of views z [v, d] and rows w [r, d], [v, r], in the buffer if there is
-    one."""
-    if buffer is None:
-        out = None
-    else:
-        out = buffer[: len(z) * len(w)].view(len(z), len(w))
+def _tile_logits(z: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
+    """Return the logits of views z [v, d] and rows w [r, d], [v, r], in the buffer."""
+    out = buffer[: len(z) * len(w)].view(len(z), len(w))
     return torch.mm(z, w.T, out=out)

@@ -94,7 +94,8 @@ class InstanceClassifier(nn.Module):
         numbers = []
         for part in row_tiles(len(self.weight), ROWS_AT_A_TIME):
             # cosine: norm and scale of the features change no order
-            value, number = F.linear(features, self._rows(self.weight[part])).max(1)
+            logits = F.linear(features, self._rows(self.weight[part]))
+            value, number = logits.max(1)
             values.append(value)
             numbers.append(number + part.start)
         best = torch.stack(values).argmax(0)[None]  # [1, B]
@@ -157,7 +158,8 @@ class IDMM(Method):
         label = self._label(logits, [group.column(1) for group in groups[: self.global_groups]])
         decay = 1.0
         if self.config.instance_decay == "cosine":
-            decay = (1 + math.cos(math.pi * self.scheduled(epoch) / self.epochs)) / 2
+            progress = self.scheduled(epoch) / self.epochs
+            decay = (1 + math.cos(math.pi * progress)) / 2
         # a copy would wait for the device
         weight = torch.full((), decay, device=label.device)
         return {
@@ -215,7 +217,8 @@ class IDMM(Method):
     def prepare(self, features: Tensor) -> None:
         """Start the N-way layer from the images' features [N, d], centred and of unit length."""
         rows = self.head(features)
-        self.classifier.weight.copy_(F.normalize(rows - rows.mean(0), dim=1))
+        centred = rows - rows.mean(0)
+        self.classifier.weight.copy_(F.normalize(centred, dim=1))
 
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
         """Return ``instance_accuracy``: how many images are told from all others (percent)."""

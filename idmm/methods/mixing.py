@@ -46,7 +46,13 @@ class MixedCrops:
         return replace(self, own=self.own[:, number], other=other)
 
 
-def draw_cutmix(count: int, height: int, width: int, alpha: float, rng: np.random.Generator) -> Mix:
+def draw_cutmix(
+    count: int,
+    height: int,
+    width: int,
+    alpha: float,
+    rng: np.random.Generator,
+) -> Mix:
     """Draw one box for a group: lam ~ Beta(alpha, alpha), the larger of lam and 1 - lam.
 
     The latter is as released. The box covers 1 - lam of the image around a uniform centre. It is
@@ -63,13 +69,15 @@ def draw_cutmix(count: int, height: int, width: int, alpha: float, rng: np.rando
     left = max(0, x - box_w // 2)
     right = min(width, x - box_w // 2 + box_w)
     lam = 1 - (bottom - top) * (right - left) / (height * width)
-    return Mix(lam, torch.from_numpy(rng.permutation(count)), (top, bottom, left, right))
+    partner = torch.from_numpy(rng.permutation(count))
+    return Mix(lam, partner, (top, bottom, left, right))
 
 
 def draw_mixup(count: int, alpha: float, rng: np.random.Generator) -> Mix:
     """Draw one blend for a group: lam ~ Beta(alpha, alpha), the larger of lam and 1 - lam."""
     lam = float(rng.beta(alpha, alpha))
-    return Mix(max(lam, 1 - lam), torch.from_numpy(rng.permutation(count)), None)
+    partner = torch.from_numpy(rng.permutation(count))
+    return Mix(max(lam, 1 - lam), partner, None)
 
 
 def mix_images(images: Tensor, mix: Mix) -> Tensor:

@@ -48,9 +48,8 @@ class MoCoV3(Method):
             extras.append(extra)
             for name, value in logs.items():
                 values.setdefault(name, []).append(value)
-        one, other, one_key, other_key = gather_batch(
-            batch, *torch.cat(queries).chunk(2), *torch.cat(keys).chunk(2)
-        )
+        pairs = torch.cat(queries).chunk(2) + torch.cat(keys).chunk(2)
+        one, other, one_key, other_key = gather_batch(batch, *pairs)
         with full_precision(one):
             loss = info_nce(one, other_key, self.temperature)
             loss = loss + info_nce(other, one_key, self.temperature)

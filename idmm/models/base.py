@@ -153,5 +153,7 @@ def sinusoids(positions: int, dim: int) -> Tensor:
     Even columns are sines.
     """
     column = torch.arange(dim)
-    angle = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (column // 2 * 2 / dim)
-    return torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()[None]
+    position = torch.arange(positions, dtype=torch.float64)[:, None]
+    angle = position / 10000 ** (column // 2 * 2 / dim)
+    table = torch.where(column % 2 == 0, angle.sin(), angle.cos())
+    return table.float()[None]

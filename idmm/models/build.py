@@ -86,13 +86,9 @@ def create_backbone(
         raise UserError(Fault("model.kwargs", text, "Leave it out"))
     kwargs = {"num_classes": 0, **kwargs}
     optional: Kwargs = {"img_size": img_size, "drop_path_rate": drop_path}
-    if isinstance(img_size, list):
-        optional["img_size"] = tuple(img_size)
     if dynamic_size:
         optional |= _DYNAMIC
-    for key, value in list(optional.items()):
-        if value is None or key in kwargs or not accepts(name, key):
-            del optional[key]
+    optional = _accepted(name, kwargs, optional)
     try:
         # checked below
         model = cast(Backbone, timm.create_model(name, **kwargs, **optional))
@@ -108,6 +104,18 @@ def create_backbone(
         if kwargs["num_classes"] == 0:
             model.feature_width = width
     return model
+
+
+def _accepted(name: str, kwargs: Kwargs, optional: Kwargs) -> Kwargs:
+    """Return the optional arguments that the model accepts, are not None and not in kwargs."""
+    accepted = {}
+    for key, value in optional.items():
+        if value is None or key in kwargs or not accepts(name, key):
+            continue
+        if isinstance(value, list):
+            value = tuple(value)
+        accepted[key] = value
+    return accepted
 
 
 def _pooled_width(name: str, output: object) -> int:

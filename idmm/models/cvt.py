@@ -70,8 +70,8 @@ class ConvAttention(nn.Module):
             tokens = conv(features).flatten(2).transpose(1, 2)  # [B, N, D]
             if self.prefix:
                 tokens = torch.cat([prefix.to(tokens.dtype), tokens], dim=1)
-            projected: Tensor = linear(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-            return projected
+            parts: Tensor = linear(tokens).unflatten(2, (self.num_heads, -1))
+            return parts.transpose(1, 2)
 
         q = heads(self.conv_q, self.q)
         k = heads(self.conv_k, self.k)
@@ -118,7 +118,8 @@ class ConvStage(nn.Module):
         super().__init__()
         self.cls_token: nn.Parameter | None = None
         if prefix:
-            self.cls_token = nn.Parameter(nn.init.trunc_normal_(torch.zeros(1, 1, dim), std=0.02))
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+            nn.init.trunc_normal_(self.cls_token, std=0.02)
         kernel, stride, padding = window
         projection = nn.Conv2d(chans, dim, kernel, stride, padding)
         norm = LayerNorm2d(dim, eps=1e-5)
@@ -134,7 +135,8 @@ class ConvStage(nn.Module):
         grid = (height, width)
         x = x.flatten(2).transpose(1, 2)  # [B, h w, dim]
         if self.cls_token is not None:
-            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
+            first = self.cls_token.expand(x.shape[0], -1, -1)
+            x = torch.cat([first.to(x.dtype), x], dim=1)
         for block in self.blocks:
             x = block(x, grid)
         return x, grid

@@ -98,7 +98,8 @@ def as_grid(model: nn.Module, features: object, size: Grid) -> Tensor:
 def _channels_first(features: Tensor, declared: str, aspect: float) -> Tensor:
     """Return a map [B, D, h, w] or [B, h, w, D] as the former."""
     _, a, b, c = features.shape
-    last = declared.endswith("NHWC") or _stretch((a, b), aspect) < _stretch((b, c), aspect)
+    looks_last = _stretch((a, b), aspect) < _stretch((b, c), aspect)
+    last = declared.endswith("NHWC") or looks_last
     if last and not declared.endswith("NCHW"):
         return features.permute(0, 3, 1, 2)
     return features
@@ -113,9 +114,9 @@ def _as_map(tokens: Tensor, declared: int | None, aspect: float) -> Tensor | Non
     best = None
     for prefix in prefixes:
         grid = _factors(tokens.shape[1] - prefix, aspect)
-        if grid is not None and (
-            best is None or _stretch(grid, aspect) < _stretch(best[0], aspect)
-        ):
+        if grid is None:
+            continue
+        if best is None or _stretch(grid, aspect) < _stretch(best[0], aspect):
             best = grid, prefix
     if best is None:
         return None

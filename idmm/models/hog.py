@@ -40,20 +40,23 @@ def oriented_cells(grey: Tensor) -> Tensor:
         [B, 9, H/8, W/8]. Orientation k spans 20 k to 20 (k + 1) degrees.
     """
     # [B, H, W], 0 at the border
-    down = F.hardshrink(F.pad(grey[:, 2:] - grey[:, :-2], (0, 0, 1, 1)), FLAT)
-    right = F.hardshrink(F.pad(grey[:, :, 2:] - grey[:, :, :-2], (1, 1)), FLAT)
+    rows = grey[:, 2:] - grey[:, :-2]
+    columns = grey[:, :, 2:] - grey[:, :, :-2]
+    down = F.hardshrink(F.pad(rows, (0, 0, 1, 1)), FLAT)
+    right = F.hardshrink(F.pad(columns, (1, 1)), FLAT)
     # opposite gradients have the same orientation
     upward = (down < 0) | ((down == 0) & (right < 0))
     sign = torch.where(upward, -1.0, 1.0)
     past = [torch.ones_like(upward)]
     for k in range(1, ORIENTATIONS):
         edge = math.pi * k / ORIENTATIONS
-        past.append(sign * (down * math.cos(edge) - right * math.sin(edge)) >= 0)
+        across = down * math.cos(edge) - right * math.sin(edge)
+        past.append(sign * across >= 0)
     # [B, 9, H, W], 1 up to the orientation
     reached = torch.stack(past, dim=1).to(grey.dtype)
-    one_hot = reached - F.pad(reached[:, 1:], (0, 0, 0, 0, 0, 1))
+    later = F.pad(reached[:, 1:], (0, 0, 0, 0, 0, 1))
     magnitude = (down.square() + right.square()).sqrt()
-    return F.avg_pool2d(magnitude[:, None] * one_hot, CELL)
+    return F.avg_pool2d(magnitude[:, None] * (reached - later), CELL)
 
 
 def normalised_blocks(cells: Tensor) -> Tensor:
@@ -61,11 +64,13 @@ def normalised_blocks(cells: Tensor) -> Tensor:
 
     [B, 9, h, w] -> [B, h - 1, w - 1, 2, 2, 9].
     """
-    blocks = cells.unfold(2, 2, 1).unfold(3, 2, 1).permute(0, 2, 3, 4, 5, 1)
+    windows = cells.unfold(2, 2, 1).unfold(3, 2, 1)
+    blocks = windows.permute(0, 2, 3, 4, 5, 1)
 
     def unit(x: Tensor) -> Tensor:
         x = x * 1e5  # with epsilon 1e-5 as 1, which the ONNX exporter does not round to 0
-        return x / (x.square().sum((3, 4, 5), keepdim=True) + 1).sqrt()
+        squares = x.square().sum((3, 4, 5), keepdim=True)
+        return x / (squares + 1).sqrt()
 
     return unit(unit(blocks).clamp(max=CLIP))
 
@@ -153,7 +158,9 @@ class Hog(Backbone):
 
     def pixels(self, x: Tensor) -> Tensor:
         """Return pixel values in [0, 1], [B, in_chans, H, W] -> [B, in_chans, 64, 64]."""
-        images = resized(x.float() * self.std[:, None, None] + self.mean[:, None, None], SIDE)
+        std = self.std[:, None, None]
+        mean = self.mean[:, None, None]
+        images = resized(x.float() * std + mean, SIDE)
         # libraries differ in the last digits. 0.3 avoids ties
         return (images * 65535 + 0.3).floor() / 65535
 

@@ -128,13 +128,17 @@ class HogConv(Hog, PartlyFixed):
 
     def _dictionary(self, pixels: Tensor) -> Tensor:
         """Return how like the filters patches are: [B, C, 64, 64] -> [B, 2 filters, 16, 16]."""
-        x = F.pad(F.avg_pool2d(pixels, 2), (2, 2, 2, 2), mode="replicate")  # [B, C, 36, 36]
+        halved = F.avg_pool2d(pixels, 2)
+        x = F.pad(halved, (2, 2, 2, 2), mode="replicate")  # [B, C, 36, 36]
         mean = F.avg_pool2d(x.mean(1, keepdim=True), PATCH, 2)  # [B, 1, 16, 16]
-        variance = F.avg_pool2d(x.square().mean(1, keepdim=True), PATCH, 2) - mean.square()
+        squares = F.avg_pool2d(x.square().mean(1, keepdim=True), PATCH, 2)
+        deviation = ((squares - mean.square()).clamp(min=0) + FLOOR).sqrt()
         sums = self.filters.sum((1, 2, 3))[:, None, None]
         likeness = F.conv2d(x, self.filters, stride=2) - mean * sums
-        likeness = likeness / (variance.clamp(min=0) + FLOOR).sqrt() - self.offsets[:, None, None]
-        return torch.cat([F.relu(likeness - THRESHOLD), F.relu(-likeness - THRESHOLD)], dim=1)
+        likeness = likeness / deviation - self.offsets[:, None, None]
+        like = F.relu(likeness - THRESHOLD)
+        unlike = F.relu(-likeness - THRESHOLD)
+        return torch.cat([like, unlike], dim=1)
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return pixels [B, C, 64, 64] of images [B, C, H, W], and a frozen network's features."""
@@ -142,13 +146,15 @@ class HogConv(Hog, PartlyFixed):
             return (self.pixels(x),)
         # while the rest learns its start, only this one is on a GPU
         device = any_tensor(self.frozen).device
-        return self.pixels(x), self.frozen(x.float().to(device)).to(x.device)
+        features = self.frozen(x.float().to(device))
+        return self.pixels(x), features.to(x.device)
 
     def _raw(self, pixels: Tensor, *features: Tensor) -> Tensor:
         """Return all features that do not learn, [B, C, 64, 64] -> [B, sum(groups)]."""
         # 3x3 parts overlap
-        pooled = F.avg_pool2d(self._dictionary(pixels), 6, 5).clamp(min=SMALL).sqrt().flatten(1)
-        return torch.cat([self.features_of(pixels), pooled, *features], dim=1)
+        pooled = F.avg_pool2d(self._dictionary(pixels), 6, 5)
+        roots = pooled.clamp(min=SMALL).sqrt().flatten(1)
+        return torch.cat([self.features_of(pixels), roots, *features], dim=1)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the features, [B, in_chans, H, W] -> [B, D]."""
@@ -176,7 +182,8 @@ class HogConv(Hog, PartlyFixed):
             return
         classes = logits.shape[1]
         right = logits.gather(1, labels[:, None])[:, 0]
-        margin = (right - (logits.sum(1) - right) / (classes - 1)).mean()
+        others = (logits.sum(1) - right) / (classes - 1)
+        margin = (right - others).mean()
         limit = math.log(1 + (1 - smoothing) * classes / smoothing)
         self.learned_weight.copy_(self.margin * margin / limit)
 
@@ -200,7 +207,8 @@ class HogConv(Hog, PartlyFixed):
         # [rank, sum(groups)]
         directions = torch.linalg.svd(centred, full_matrices=False).Vh[: self.fixed]
         # [fixed, rank]
-        turn = torch.linalg.qr(torch.randn(self.fixed, len(directions), generator=draw)).Q
+        random = torch.randn(self.fixed, len(directions), generator=draw)
+        turn = torch.linalg.qr(random).Q
         projection = (turn @ directions).T  # [sum(groups), fixed]
         deviation = (centred @ projection).std().clamp(min=SMALL)
         self.components.copy_(scale[:, None] * projection / deviation)
@@ -215,15 +223,18 @@ class HogConv(Hog, PartlyFixed):
         patches = patches - patches.mean(1, keepdim=True)
         patches /= (patches.square().mean(1, keepdim=True) + FLOOR).sqrt()
         mean = patches.mean(0)
-        variance, axes = torch.linalg.eigh((patches - mean).T @ (patches - mean) / len(patches))
-        whitening = (axes / (variance.clamp(min=0) + NOISE).sqrt()) @ axes.T  # [C * 36, C * 36]
-        white = (patches - mean) @ whitening
-        # [filters, C * 36]
-        rows = F.normalize(white[torch.randperm(len(white), generator=draw)[:count]])
+        centred = patches - mean
+        variance, axes = torch.linalg.eigh(centred.T @ centred / len(patches))
+        scale = (variance.clamp(min=0) + NOISE).sqrt()
+        whitening = (axes / scale) @ axes.T  # [C * 36, C * 36]
+        white = centred @ whitening
+        first = torch.randperm(len(white), generator=draw)[:count]
+        rows = F.normalize(white[first])  # [filters, C * 36]
         for _ in range(ROUNDS):
             likeness, nearest = (white @ rows.T).max(1)
             sums = torch.zeros_like(rows).index_add_(0, nearest, white * likeness[:, None])
-            rows = torch.where(sums.norm(dim=1, keepdim=True) > SMALL, F.normalize(sums), rows)
+            is_used = sums.norm(dim=1, keepdim=True) > SMALL
+            rows = torch.where(is_used, F.normalize(sums), rows)
         filters = rows @ whitening
         self.filters.copy_(filters.view_as(self.filters))
         self.offsets.copy_(filters @ mean)
@@ -237,7 +248,8 @@ def _drawn_patches(pixels: Tensor, draw: torch.Generator) -> Tensor:
         # [B, 27 * 27, C * 36]
         unfolded = F.unfold(F.avg_pool2d(part, 2), PATCH).transpose(1, 2)
         positions = torch.randint(unfolded.shape[1], (len(part), each), generator=draw)
-        patches.append(unfolded[torch.arange(len(part))[:, None], positions].flatten(0, 1))
+        images = torch.arange(len(part))[:, None]
+        patches.append(unfolded[images, positions].flatten(0, 1))
     return torch.cat(patches)
 
 

@@ -109,7 +109,8 @@ class MultiScaleBackbone(nn.Module):
         trained = [weight for weight in self.backbone.parameters() if weight.requires_grad]
         # the caller may have switched it off
         with torch.inference_mode(False), torch.enable_grad():
-            total = torch.stack([features.sum() for features in self._maps(image)]).sum()
+            sums = [features.sum() for features in self._maps(image)]
+            total = torch.stack(sums).sum()
             gradients = torch.autograd.grad(total, trained, allow_unused=True)
         for weight, gradient in zip(trained, gradients, strict=True):
             weight.requires_grad_(gradient is not None)

@@ -10,13 +10,14 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from idmm.errors import UserError
-from idmm.files import WEIGHTS_EXPECTED, weights_label
+from idmm.files import WEIGHTS_EXPECTED, weights_fault
 from idmm.models.base import Tensors
 from idmm.text import listed
 
@@ -26,7 +27,10 @@ MAX_DEPTH = 8  # words in a prefix. lightly-train has 4
 PREFERRED = {"teacher", "ema"}
 AVOIDED = {"student", "momentum", "key", "k"}
 OBJECTS = "Python objects, which are never run"
-REMEDY = "Use the file that the tool exports, or save only the weights: torch.save(model.state_dict(), path)"
+REMEDY = (
+    "Use the file that the tool exports, or save only the weights: "
+    "torch.save(model.state_dict(), path)"
+)
 
 
 def read_weights(path: Path, field: str) -> Tensors:
@@ -43,34 +47,35 @@ def read_weights(path: Path, field: str) -> Tensors:
         UserError: The file is damaged, has no weights, or has Python objects.
     """
     try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-            warnings.simplefilter("ignore")  # torch warns of files that it then refuses
-            if path.suffix.lower() == ".safetensors":
-                content = load_file(path)
-            else:
-                content = torch.load(path, map_location="cpu", weights_only=True)
-        if isinstance(content, dict):
-            state = dict(_weights(content))
-        else:
-            state = {}
+        content = _content(path)
+        state = dict(_weights(content))
     except Exception as error:  # a damaged file can raise anything
-        why = f"cannot be read as a checkpoint: it is damaged or holds {OBJECTS}"
-        if match := re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", str(error)):
-            why = f"holds {OBJECTS} ({match[1].rstrip('.')})"
-        raise UserError(f"{weights_label(path, field)} {why}. {REMEDY}") from error
-    if not state:
-        if isinstance(content, dict):
-            names = listed(map(str, content), 8)
-        else:
-            names = ""
-        entries = f" (its entries: {names})" if names else ""
-        raise UserError(
-            f"{weights_label(path, field)} holds no weights{entries}, {WEIGHTS_EXPECTED}"
-        )
-    return state
+        refused = re.search(r"nsupported (?:global: )?GLOBAL ([\w.]+)", str(error))
+        text = f"cannot be read as a checkpoint: it is damaged or holds {OBJECTS}"
+        if refused:
+            text = f"holds {OBJECTS} ({refused[1].rstrip('.')})"
+        raise UserError(weights_fault(path, field, text, REMEDY)) from error
+    if state:
+        return state
+    text = f"holds no weights, {WEIGHTS_EXPECTED}"
+    if content:
+        text = f"holds no weights (its entries: {listed(map(str, content), 8)}), {WEIGHTS_EXPECTED}"
+    raise UserError(weights_fault(path, field, text))
 
 
-def _weights(entries: dict, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def _content(path: Path) -> dict[Any, Any]:
+    """Return the entries of a file, none if it holds something else."""
+    with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+        warnings.simplefilter("ignore")  # torch warns of files that it then refuses
+        if path.suffix.lower() == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(content, dict):
+        return content
+    return {}
+
+
+def _weights(entries: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the weights in a dict at any depth, with their names."""
     for key, value in entries.items():
         if isinstance(key, str) and isinstance(value, Tensor):
@@ -96,30 +101,42 @@ def best_network(
         Among equals the order is averages and teachers, others, students and momentum or key
         encoders, then the file's order. If none has half of ``targets``: no prefix and all weights.
     """
-    networks = defaultdict(dict)
     layers = {str(number): name for number, (name, _) in enumerate(model.named_children())}
+    networks: dict[str, Tensors] = defaultdict(dict)
     for full_name, value in state.items():
-        ends = [dot.end() for dot in re.finditer(r"\.", full_name)][:MAX_DEPTH]
-        for prefix in ["", *(full_name[:end] for end in ends)]:
+        for prefix in _prefixes(full_name):
             name = full_name[len(prefix) :]
             first, dot, rest = name.partition(".")
             layer_name = f"{layers.get(first, first)}{dot}{rest}"
-            networks[prefix][layer_name if layer_name in targets else name] = value
-    if convert := getattr(model, "checkpoint_filter_fn", None):
+            if layer_name in targets:
+                name = layer_name
+            networks[prefix][name] = value
+    convert = getattr(model, "checkpoint_filter_fn", None)  # of some models
+    if convert is not None:
         networks = {prefix: convert(network) for prefix, network in networks.items()}
 
     def similarity(prefix: str) -> tuple[int, int]:
-        shapes = [
-            value.shape == targets[name].shape
-            for name, value in networks[prefix].items()
-            if name in targets
-        ]
-        words = set(re.split(r"[._]", prefix))
-        return len(shapes) + sum(shapes), 2 if words & PREFERRED else 0 if words & AVOIDED else 1
+        points = 0  # one for a name, one more for its shape
+        for name, value in networks[prefix].items():
+            if name in targets:
+                points += 1 + (value.shape == targets[name].shape)
+        return points, _rank(prefix)
 
     best = max(networks, key=similarity)
-    if 2 * len(networks[best].keys() & targets.keys()) >= len(targets):
-        prefix = best
-    else:
-        prefix = ""
-    return prefix, networks[prefix]
+    if 2 * len(networks[best].keys() & targets.keys()) < len(targets):
+        best = ""
+    return best, networks[best]
+
+
+def _prefixes(name: str) -> list[str]:
+    """Return the beginnings of a name that end with a dot, and the empty one."""
+    dots = [match.end() for match in re.finditer(r"\.", name)]
+    return ["", *(name[:end] for end in dots[:MAX_DEPTH])]
+
+
+def _rank(prefix: str) -> int:
+    """Return how far networks of a prefix are preferred, 0 to 2."""
+    words = set(re.split(r"[._]", prefix))
+    if words & PREFERRED:
+        return 2
+    return int(not words & AVOIDED)

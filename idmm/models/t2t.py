@@ -53,8 +53,9 @@ class TokenPerformer(nn.Module):
 
         They span many orders of magnitude and need fp32.
         """
-        exponent = x @ self.w.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
-        return torch.exp(exponent) / math.sqrt(len(self.w))
+        projected = x @ self.w.to(x.dtype).T
+        lengths = x.square().sum(-1, keepdim=True)
+        return torch.exp(projected - lengths / 2) / math.sqrt(len(self.w))
 
     def attend(self, k: Tensor, q: Tensor, v: Tensor) -> Tensor:
         """Return attention, each [B, N, dim] -> the same, in fp32 or double despite autocast."""
@@ -64,7 +65,9 @@ class TokenPerformer(nn.Module):
             k = self.features(k.to(dtype))
             q = self.features(q.to(dtype))
             total = q @ k.sum(1).unsqueeze(2)  # [B, N, 1]
-            return (q @ (k.transpose(1, 2) @ v.to(dtype)) / (total + 1e-8)).to(v.dtype)
+            values = k.transpose(1, 2) @ v.to(dtype)  # [B, m, dim]
+            attended = q @ values / (total + 1e-8)
+            return attended.to(v.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         k, q, v = self.kqv(self.norm1(x)).chunk(3, dim=-1)
