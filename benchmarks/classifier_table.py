@@ -70,9 +70,9 @@ def cell(method: dict | None, seed: int, epochs: int, out: Path) -> dict:
     if method is None:
         from idmm.config import PretrainConfig
         from idmm.config.parsing import build
-        from idmm.runs.resolve import resolve
+        from idmm.runs.resolve import resolve_pretrain
 
-        backbone = resolve(build(PretrainConfig, config)).spec.build(SIZE, seed).eval()
+        backbone = resolve_pretrain(build(PretrainConfig, config)).spec.build(SIZE, seed).eval()
     else:
         idmm.pretrain(config)
         backbone = idmm.load_backbone(out)

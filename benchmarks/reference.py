@@ -165,9 +165,9 @@ def our_loop(args, flags: dict[str, object]):
     """Give the loop of a run of configs/pretrain/idmm.yaml, with further flags."""
     from idmm.config import PretrainConfig
     from idmm.config.parsing import parse
-    from idmm.runs import common
-    from idmm.runs.pretrain import build_loop, build_method, build_model
-    from idmm.runs.resolve import resolve
+    from idmm.runs.images import list_run_images
+    from idmm.runs.pretrain import build_loop, build_method, build_network
+    from idmm.runs.resolve import resolve_pretrain
 
     wanted = {"data.root": args.root, "out": args.into}
     wanted |= {"train.device": args.device, "train.batch_size": args.batch, "views.size": args.size}
@@ -176,11 +176,13 @@ def our_loop(args, flags: dict[str, object]):
     config = parse(
         PretrainConfig, ["--config", "idmm", *argv, *shlex.split(args.flags)], "reference"
     )
-    setup = resolve(config)
-    with common.open_run(setup) as run:
-        setup, images = common.store_run_images(setup, setup.stage.list_images(), run.folder)
-        method = build_method(run, setup, images, build_model(run, setup, images))
-        yield build_loop(run, setup, images, method)
+    run = resolve_pretrain(config)
+    with run.opened():
+        images = run.store(list_run_images(run.config), run.folder)
+        method = build_method(run, images, build_network(run, images))
+        loop = build_loop(run, images, method, None)
+        loop.start()
+        yield loop
 
 
 def ours(args, kind: str, flags: dict[str, object]) -> Iterator[int]:
@@ -198,7 +200,7 @@ def ours(args, kind: str, flags: dict[str, object]) -> Iterator[int]:
         workers = loop.workers
         if kind in ("workers", "loader"):
             batch_fn = plan.transform
-            workers = choose_workers(loop.run.workers, plan.transform, indices)
+            workers = choose_workers(loop.run.config.data.workers, plan.transform, indices)
         if kind == "views":
             batch_fn = place_views(plan.transform, device, DEVICE, None)
             if loop.train.compile:

@@ -24,11 +24,11 @@ from typing import Any
 
 _FUNCTIONS = {
     "train": "idmm.auto.train",
-    "pretrain": "idmm.runs.pretrain",
-    "finetune": "idmm.runs.finetune",
-    "detect": "idmm.dense.stage",
-    "segment": "idmm.dense.stage",
-    "probe": "idmm.runs.probe",
+    "pretrain": "idmm.runs.commands",
+    "finetune": "idmm.runs.commands",
+    "detect": "idmm.runs.commands",
+    "segment": "idmm.runs.commands",
+    "probe": "idmm.runs.commands",
     "transfer": "idmm.grid.transfer",
     "load_backbone": "idmm.models.weights",
     "load_classifier": "idmm.evaluation.predictor",

@@ -23,6 +23,7 @@ from idmm.errors import Fault, Interrupted, Message, RunError, UserError, reason
 from idmm.files import idmm_version
 from idmm.grid.config import GridConfig, StatusConfig
 from idmm.grid.status import status
+from idmm.runs.commands import detect, finetune, pretrain, segment
 from idmm.text import nearest
 from idmm.training import clock
 from idmm.training.log import first_process, log_once, logging_by, screen, stop_signals
@@ -39,14 +40,6 @@ def _train(config: keys.TrainCommand, started_at: float) -> Outcome:
     return train(config, started_at)
 
 
-def _stage(
-    config: PretrainConfig | FinetuneConfig | DetectConfig | SegmentConfig, started_at: float
-) -> Outcome:
-    from idmm.runs.resolve import run_stage
-
-    return run_stage(config, started_at)
-
-
 def _transfer(config: GridConfig) -> Outcome:
     from idmm.grid.transfer import command
 
@@ -54,9 +47,12 @@ def _transfer(config: GridConfig) -> Outcome:
 
 
 def _probe(config: keys.ProbeConfig) -> Outcome:
-    from idmm.runs.probe import command
+    from idmm.runs.commands import probe
 
-    return command(config)
+    result = probe(config)
+    from idmm.runs.probe import table
+
+    return "\n".join(table(result))
 
 
 def _fewlabel(config: keys.FewLabelConfig) -> Outcome:
@@ -162,10 +158,10 @@ RUNS = {"runs": "RUN [RUN ...]"}
 DATASET = {"name": "NAME"}
 COMMANDS = {
     "train": Command(keys.TrainCommand, _train, {"data.root": "DIR"}, timed=True),
-    "pretrain": Command(PretrainConfig, _stage, FOLDER, timed=True),
-    "finetune": Command(FinetuneConfig, _stage, FOLDER, timed=True),
-    "detect": Command(DetectConfig, _stage, FOLDER, timed=True),
-    "segment": Command(SegmentConfig, _stage, FOLDER, timed=True),
+    "pretrain": Command(PretrainConfig, pretrain, FOLDER, timed=True),
+    "finetune": Command(FinetuneConfig, finetune, FOLDER, timed=True),
+    "detect": Command(DetectConfig, detect, FOLDER, timed=True),
+    "segment": Command(SegmentConfig, segment, FOLDER, timed=True),
     "transfer": Command(GridConfig, _transfer),
     "transfer status": Command(StatusConfig, status, {"out": "OUT"}),
     "probe": Command(keys.ProbeConfig, _probe, FOLDER),

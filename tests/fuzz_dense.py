@@ -43,19 +43,20 @@ FLAGS = {
 @contextlib.contextmanager
 def until_training():
     """Stop the command when its images are stored. Its targets are used once before."""
-    from idmm.dense import stage
+    from idmm.dense import run as dense_run
     from idmm.dense.evaluate import Objects, detection_scores
     from idmm.dense.transforms import DenseTransform
+    from idmm.training.run import Run
 
-    store = stage.common.store_run_images
+    store = Run.store
 
-    def use(setup, listing, folder):
-        _, stores = store(setup, listing, folder)
+    def use(run, listing, folder):
+        stores = store(run, listing, folder)
         for split in stores.parts.values():
             numbers = np.arange(len(split))
-            for augment in (None, setup.config.augment):
+            for augment in (None, run.config.augment):
                 DenseTransform(split, SIDE, (0.5,) * 3, (0.5,) * 3, augment)(0, numbers)
-            if setup.config.STAGE == "detect":
+            if run.config.COMMAND == "detect":
                 objects = [
                     Objects(t.boxes, t.labels, np.ones(len(t.boxes)), None) for t in split.targets
                 ]
@@ -63,8 +64,8 @@ def until_training():
         raise Done
 
     with (
-        mock.patch.object(stage.common, "store_run_images", use),
-        mock.patch.object(stage.common, "check_sizes"),
+        mock.patch.object(Run, "store", use),
+        mock.patch.object(dense_run, "try_sizes"),
     ):
         yield
 

@@ -29,9 +29,9 @@ ENCODINGS = 20 * "utf-8 " + "utf-8-sig utf-16 utf-16-le utf-16-be cp1252 utf-32 
 @contextlib.contextmanager
 def until_decoding():
     """Stop the command when its images are listed."""
-    from idmm.runs import common
+    from idmm.training.run import Run
 
-    with mock.patch.object(common, "store_run_images", side_effect=Done):
+    with mock.patch.object(Run, "store", side_effect=Done):
         yield
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from test_dense_models import CLASSES, SIDE, backbone, drawn, without_gradient
 
 from idmm.dense.network import Detector
-from idmm.dense.stage import DenseMethod
+from idmm.dense.run import DenseMethod
 from idmm.seeding import seeded
 
 IOUS = (0.5, 0.6, 0.7)

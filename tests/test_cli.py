@@ -295,7 +295,7 @@ def test_init_contradicts(whole, tmp_path, capsys):
 def test_every_size_is_tried_before_the_first_step(tmp_path, capsys, monkeypatch):
     """A size or grid of a later stage that the model cannot take does not cost the stage before
     it."""
-    monkeypatch.setattr("idmm.runs.common.store_run_images", None)  # nor is anything decoded
+    monkeypatch.setattr("idmm.training.run.Run.store", None)  # nor is anything decoded
     tail = "vit_tiny_patch16_224 does not accept it: expected a multiple of its patch, 8x8 pixels"
     stages = [{"size": 16}, {"size": 20}, {"size": 8}, {"size": 9}]
     assert inside("finetune", tmp_path / "a", stages=stages, drloc__weight=0.1) == 2

@@ -15,7 +15,7 @@ from idmm.dense.evaluate import (
     segmented,
 )
 from idmm.dense.network import Detector, Segmenter, pixel_cross_entropy
-from idmm.dense.stage import DenseMethod
+from idmm.dense.run import DenseMethod
 from idmm.dense.targets import BoxTarget
 from idmm.models import create_backbone, token_grid
 from idmm.models.maps import STRIDES, MultiScaleBackbone

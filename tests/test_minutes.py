@@ -10,10 +10,11 @@ from test_distributed import together
 from test_resume import stop_at
 
 from idmm.config import FinetuneConfig, parsing
+from idmm.data.loaders import BatchPlan
 from idmm.runs import folds
-from idmm.runs.resolve import resolve
+from idmm.runs.resolve import resolve_finetune
 from idmm.training import clock, loop
-from idmm.training.clock import Timer
+from idmm.training.clock import ByClock, Length, Timer
 from idmm.training.run_folder import RunFolder
 
 SMALL = {"data__subset": {"per_class": 4}, "train__epochs": None, "train__save_minutes": 60}
@@ -147,10 +148,16 @@ def test_the_last_epoch_is_evaluated_on_a_slow_disk(stage, seconds, tmp_path, mo
         assert ("knn" if start else "top1") in metrics(tmp_path / f"run{more}")[-1]
 
 
+def by_clock(start, minutes, warmup_epochs=0, **length):
+    """A started clock of a phase of 1 step per epoch, which had ``start`` seconds before."""
+    made = ByClock(Length(BatchPlan(4, 4, 100, 0), steps=100, **length), minutes, warmup_epochs)
+    made.start(start, 0)
+    return made
+
+
 def test_progress_follows_time_or_steps_and_never_falls():
-    timer = Timer(start=10.0, until=110.0, warmup_steps=5, max_steps=50)
-    assert timer.measure(10.0, 0) == 0
-    assert timer.measure(60.0, 1) == 0.5
+    timer = by_clock(10.0, 110 / 60, 5, max_epochs=50)
+    assert timer.measure(10.0, 0) == 0 and timer.measure(60.0, 1) == 0.5
     assert timer.measure(10.0, 25) == 0.5, "by steps"
     timer.advance(0.4, 9)
     assert timer.measure(20.0, 9) == 0.4
@@ -159,31 +166,32 @@ def test_progress_follows_time_or_steps_and_never_falls():
 
 def test_time_for_the_end_is_set_aside():
     """A third of a training image's time, until an evaluation was measured."""
-    timer = Timer(start=0.0, until=100.0, warmup_steps=0, final_images=30, final_seconds=5.0)
+    timer = by_clock(0.0, 100 / 60, final_images=30, final_seconds=5.0)
     assert timer.remaining(0.0) == 95
-    timer.image_seconds = 0.5
+    timer.count_step(0.5)
     assert timer.remaining(0.0) == pytest.approx(90)
-    timer.eval_image_seconds = 1.0
-    assert timer.remaining(0.0) == 65
-    assert timer.measure(65.0, 1) == 1.0
+    timer.count_evaluation(1.0)
+    assert timer.remaining(0.0) == 65 and timer.measure(65.0, 1) == 1.0
 
 
 def test_a_warmup_ends_after_its_epochs_or_at_a_tenth():
-    by_steps = Timer(start=0.0, until=100.0, warmup_steps=4)
+    by_steps = by_clock(0.0, 100 / 60, 4)
     by_steps.advance(0.02, 2)
-    assert by_steps.warmup_end is None
-    assert by_steps.schedule_progress(2) == pytest.approx(0.05)
+    assert by_steps.timer.warmup_end is None and by_steps.schedule_progress(2) == pytest.approx(
+        0.05
+    )
     by_steps.advance(0.04, 4)
-    assert by_steps.warmup_end == 0.04
-    assert by_steps.schedule_progress(4) == pytest.approx(clock.WARMUP)
+    assert by_steps.timer.warmup_end == 0.04 and by_steps.schedule_progress(4) == pytest.approx(
+        clock.WARMUP
+    )
     by_steps.advance(1.0, 90)
     assert by_steps.schedule_progress(90) == pytest.approx(1.0)
-    by_time = Timer(start=0.0, until=100.0, warmup_steps=100)
+    by_time = by_clock(0.0, 100 / 60, 100)
     by_time.advance(0.12, 3)
-    again = Timer(**vars(by_time))
-    assert again.warmup_end == 0.12
-    assert again.progress == 0.12
-    assert Timer(start=0.0, until=1.0, warmup_steps=0).schedule_progress(0) == 0, "no warm-up"
+    again = by_clock(0.0, 100 / 60, 100)
+    again.load(Timer(**vars(by_time.timer)), at_end=False)
+    assert again.timer.warmup_end == 0.12 and again.timer.progress == 0.12
+    assert by_clock(0.0, 1.0).schedule_progress(0) == 0, "no warm-up"
 
 
 def test_processes_end_together(tmp_path):
@@ -197,10 +205,10 @@ def test_processes_end_together(tmp_path):
 
 def test_a_command_counts_from_its_start():
     config = parsing.build(FinetuneConfig, {"out": "a", "model": {"name": "vit_tiny_patch16_224"}})
-    assert resolve(config, 5.0).started_at == 5.0
-    assert abs(resolve(config).started_at - time.monotonic()) < 1
+    assert resolve_finetune(config, 5.0).started_at == 5.0
+    assert abs(resolve_finetune(config).started_at - time.monotonic()) < 1
 
 
 def test_folds_share_the_time():
     config = FinetuneConfig(out="a", data={"folds": 4}, train={"minutes": 2.0})
-    assert [one.train.minutes for one in folds.each_fold(config)] == [0.5] * 4
+    assert folds.config_of_fold(config, 1, 4).train.minutes == 0.5

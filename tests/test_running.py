@@ -7,14 +7,24 @@ import re
 import numpy as np
 import pytest
 import torch
-from folders import paint, tree
+from folders import paint, result, tree
 from frozen import a_run
-from helpers import call, flags, inside, logged, refused, same, state, state_file, weights
+from helpers import (
+    call,
+    flags,
+    inside,
+    logged,
+    metrics,
+    refused,
+    same,
+    state,
+    state_file,
+    weights,
+)
 from PIL import Image
 from test_resume import lines, stop_at
 from torch._dynamo.testing import CompileCounter
 
-from idmm.auto.configs import LINEAR_FIT_ONLY
 from idmm.errors import Interrupted
 from idmm.training import log, loop, precision
 
@@ -106,12 +116,10 @@ def test_what_was_there_before_stays(folds, tmp_path, capsys):
 
 
 def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys):
-    from idmm.runs import common
-
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(common, "store_run_images", interrupted)
+    monkeypatch.setattr("idmm.training.run.Run.store", interrupted)
     assert inside("pretrain", tmp_path / "run", **SHORT) == Interrupted.exit_code
     assert (
         lines(capsys)[-1]
@@ -131,29 +139,35 @@ def test_the_log_has_the_steps_and_the_expected_end(tmp_path, monkeypatch, capsy
     assert not re.search(bar, log_of(tmp_path / "run"))
 
 
-def test_a_fitted_classifier_logs_one_epoch_and_has_no_curve(tmp_path, capsys):
-    """It has minutes, of which its one epoch needs a few seconds."""
+def test_a_fitted_classifier_has_no_epoch_and_no_curve(tmp_path, capsys):
     out = tmp_path / "run"
-    fit = {key.replace(".", "__"): value for key, value in LINEAR_FIT_ONLY.items()}
-    convnet = {
+    fitted = {
         "model__name": "hog_conv",
         "model__kwargs": {},
         "model__drop_path": None,
-        "train__ema": None,
-    }
-    fitted = {
-        **convnet,
-        **fit,
+        "model__freeze": True,
         "stages": None,
         "train__size": 32,
-        "train__epochs": None,
+        "train__epochs": 0,
         "train__batch_size": 2,
     }
-    assert inside("finetune", out, **fitted, data__subset={"per_class": 4}, train__minutes=60) == 0
-    assert "about 20 steps by train.minutes 60" in logged(out)
-    assert "Layer-wise" not in capsys.readouterr().err
-    assert (out / "confusion.png").exists()
-    assert not (out / "curves.png").exists()
+    few = {"data__subset": {"per_class": 4}}
+    assert inside("finetune", out, **fitted, **few) == 0
+    assert metrics(out) == []
+    assert result(out)["top1"] == result(out)["start_top1"]
+    assert (out / "confusion.png").exists() and not (out / "curves.png").exists()
+    assert "finished already" in again(capsys, out, **fitted, **few)
+    capsys.readouterr()
+    wrong = {**fitted, "train__minutes": 1}
+    assert refused(capsys, ["finetune", *flags("finetune", tmp_path / "x", **wrong, **few)]) == [
+        "train.epochs: got 0, expected model.freeze true, no stages and no minutes"
+    ]
+
+
+def again(capsys, out, **changes):
+    """What a command prints that is repeated."""
+    assert inside("finetune", out, **changes) == 0
+    return capsys.readouterr().err
 
 
 AUTO = {
@@ -215,12 +229,12 @@ def test_a_compiled_run_is_the_plain_one(requested, tmp_path, monkeypatch):
     [
         (
             "pretrain",
-            "runs.common.extract_features",
+            "runs.measure.extract_features",
             "256 images at a time. Try smaller images or batches, ",
         ),
         (
             "finetune",
-            "runs.common.extract_features",
+            "runs.measure.extract_features",
             "20 images at a time. Try smaller images or batches, ",
         ),
     ],

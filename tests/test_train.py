@@ -21,12 +21,13 @@ from idmm.auto import data as train_data
 from idmm.auto import plan as train_plan
 from idmm.auto import train
 from idmm.auto.plan import Counts, make_plan
-from idmm.config import Data, Subset
+from idmm.config import Data, FinetuneConfig, PretrainConfig, Subset, parsing
 from idmm.config.commands import TrainCommand, TrainData
 from idmm.data.listing import list_images
 from idmm.errors import Interrupted, UserError
 from idmm.files import read_csv
-from idmm.runs import stage_of
+from idmm.runs.images import list_run_images
+from idmm.runs.resolve import fill_data_name, fill_pretrain_names
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 MINUTES = 0.25  # which leaves stage 2 four seconds
@@ -201,13 +202,19 @@ def stages_run(monkeypatch, argv):
     config."""
     ran = []
 
-    def run(config):
-        config, _ = stage_of(config).fill_names()
-        ran.append((stage_of(config).list_images(), config))
+    def run_pretrain(config):
+        config, _ = fill_pretrain_names(parsing.build(PretrainConfig, config))
+        ran.append((list_run_images(config), config))
+        return RESULT
+
+    def run_finetune(config):
+        config, _ = fill_data_name(parsing.build(FinetuneConfig, config))
+        ran.append((list_run_images(config), config))
         return RESULT
 
     with monkeypatch.context() as patched:
-        patched.setattr(train, "run_stage", run)
+        patched.setattr(train, "pretrain", run_pretrain)
+        patched.setattr(train, "finetune", run_finetune)
         patched.setattr(train, "compared", lambda *_: {"points": 0.0, "p": 1.0})
         assert call(argv) == 0
     return ran

@@ -7,7 +7,6 @@ from pathlib import Path
 import yaml
 from helpers import ROOT, VIT, Forked, call, read
 
-from idmm.config import parsing
 from idmm.report import grid_pictures
 
 GRID = {
@@ -139,10 +138,7 @@ class Made:
             "train_size": 7,
             **more,
         }
-        monkeypatch.setattr(
-            "idmm.grid.run.run_stage",
-            lambda config: self(parsing.to_dict(config)),
-        )
+        monkeypatch.setattr("idmm.grid.run.run_command", lambda _, config: self(config))
         monkeypatch.setattr(grid_pictures, "bars", lambda *_: None)
         monkeypatch.setattr(grid_pictures, "parameters", lambda *_: None)
 

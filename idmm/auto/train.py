@@ -40,9 +40,9 @@ from idmm.models.spec import model_spec
 from idmm.notebook import Result
 from idmm.progress import duration, log
 from idmm.report.stats import compared
-from idmm.runs import STAGES
+from idmm.runs.commands import finetune, pretrain
 from idmm.runs.outputs import BASELINE, BASELINE_SIZE
-from idmm.runs.resolve import check_place, run_stage
+from idmm.runs.resolve import check_out_of_images
 from idmm.text import counted
 from idmm.training import clock
 from idmm.training.device import pick_device
@@ -98,7 +98,7 @@ def train(command: TrainCommand | dict | str, started_at: float | None = None) -
     state = _load(command, out)
     new = not out.exists() or not any(out.iterdir())
     if state is None:
-        check_place(command)
+        check_out_of_images(command)
         # hidden: files that a kill left unfinished
         names = {path.name for path in out.glob("[!.]*")}
         if names - {SPLIT, EXCLUDE, SKIPPED, IMAGES}:
@@ -322,7 +322,9 @@ def _stage(command: TrainCommand, state: TrainState, part: str, minutes: float) 
         folder / "log.txt",
     )
     with details_in_file():
-        return run_stage(STAGES["pretrain" if part == "stage1" else "finetune"].build(config))
+        if part == "stage1":
+            return pretrain(config)
+        return finetune(config)
 
 
 # ---------------------------------------------------------------------- the report

@@ -57,7 +57,7 @@ def section(cls: type) -> type:
     """Make a class a frozen, checked section of a config. A field without a docstring takes its
     base class's.
 
-    The class variable ``STAGE`` names the stage that a config belongs to.
+    The class variable ``COMMAND`` names the command that a config belongs to.
     """
     cls.__annotations__ = {name: _strict(kind) for name, kind in get_annotations(cls).items()}
     made = _frozen(cls)

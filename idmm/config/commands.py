@@ -17,6 +17,7 @@ from idmm.config.base import (
     section,
 )
 from idmm.config.data import Data
+from idmm.config.phases import Needs, Phase
 from idmm.config.stages import Backbone, Common, Model
 
 
@@ -53,10 +54,30 @@ class ProbeConfig(FeatureConfig):
     """Measure frozen features: accuracy of kNN and of a linear probe on the test images, with 95 %
     intervals."""
 
+    COMMAND: ClassVar = "probe"
+    resume: ClassVar = "auto"
+
     init: str | None = None
     """A run folder, a weights file with its JSON, or timm:NAME. Default: model.name, untrained."""
     out: str | None = None
     """Folder for result.json. Default: only print the table."""
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The one part of the run. Each image is seen once, in its centre crop."""
+        assert self.size is not None  # of a resolved config
+        return (Phase(1, "size", "probe", self.size, epochs=1, batch_size=1),)
+
+    @property
+    def needs(self) -> Needs:
+        """The images that the run needs."""
+        return Needs()
+
+    def train_side(self, size: int) -> None:
+        """Return None: images are stored as centre crops of ``size`` (pixels)."""
+
+    def eval_side(self, size: int) -> None:
+        """Return None, as for training images."""
 
 
 @section

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from idmm.config.base import Count, FieldErrors, Probability, Side, rising, section
 from idmm.config.data import Data
+from idmm.config.phases import Needs, Phase
 from idmm.config.stages import Backbone, Common, Train
 
 STEP = 32  # pixels. The sides of all images are multiples of it
@@ -120,18 +121,68 @@ class DetectAugment(DenseAugment):
 class DenseConfig(Common):
     """Keys of detection and of semantic segmentation."""
 
-    tested_short_side: ClassVar = None  # of test images (pixels). None: they are on squares
+    crop_pct: ClassVar = 1.0  # images are put on a square, and none of them is cut off
 
     data: DenseData = field(default_factory=DenseData)
     model: DenseModel = field(default_factory=DenseModel)
     train: DenseTrain = field(default_factory=DenseTrain)
     augment: DenseAugment = field(default_factory=DenseAugment)
 
+    @property
+    def tested_short_side(self) -> int | None:
+        """The short side of test images (pixels). None: they are on squares."""
+        return None
+
+    @property
+    def tested_scales(self) -> list[float]:
+        """Factors of train.size at which test images are predicted at the end."""
+        return [1.0]
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The one part of the run."""
+        train = self.train
+        size = train.size
+        others = []
+        for number, side in enumerate(tested_sides(size, self.tested_scales)):
+            if side != size:
+                others.append((f"eval_scales[{number}]", side))
+        if self.tested_short_side is not None:  # canvases of all sides up to the longest
+            size = STEP * math.ceil(size / STEP)
+            side = STEP * math.ceil(self.tested_short_side / STEP)
+            others = [("augment.short_side", side)]
+        label = f"{self.COMMAND} {train.size} px"
+        return (
+            Phase(
+                number=1,
+                field="train.size",
+                label=label,
+                size=size,
+                epochs=train.epochs,
+                batch_size=train.batch_size,
+                lr=train.lr,
+                other_sizes=tuple(others),
+            ),
+        )
+
+    @property
+    def needs(self) -> Needs:
+        """The images that the run needs."""
+        return Needs(val=self.train.keep == "best")
+
+    def train_side(self, size: int) -> int:
+        """Return the short side of training images to store for views of ``size`` (pixels)."""
+        return self.tested_short_side or math.ceil(size * max(1.0, *self.augment.scale))
+
+    def eval_side(self, size: int) -> int:
+        """Return the short side of images to evaluate on at ``size`` (pixels) to store."""
+        return self.tested_short_side or size
+
     def layers(self, classes: int, masks: bool) -> dict:
         """Return the arguments of :func:`idmm.dense.network.build_network` for the layers on the
         backbone."""
-        layers = {"task": self.STAGE, "classes": classes, "width": self.model.pyramid_width}
-        if self.STAGE == "detect":
+        layers = {"task": self.COMMAND, "classes": classes, "width": self.model.pyramid_width}
+        if self.COMMAND == "detect":
             return layers | {"masks": masks, "cascade": self.model.cascade}
         return layers | {"auxiliary": self.model.auxiliary}
 
@@ -141,7 +192,7 @@ class DetectConfig(DenseConfig):
     """Train a detector of boxes (and masks if there are any), from a pretrained backbone or from
     scratch."""
 
-    STAGE: ClassVar = "detect"
+    COMMAND: ClassVar = "detect"
 
     model: DetectModel = field(default_factory=DetectModel)
     augment: DetectAugment = field(default_factory=DetectAugment)
@@ -157,7 +208,7 @@ class SegmentConfig(DenseConfig):
     """Train a semantic segmentation (a class per pixel), from a pretrained backbone or from
     scratch."""
 
-    STAGE: ClassVar = "segment"
+    COMMAND: ClassVar = "segment"
 
     model: SegmentModel = field(default_factory=SegmentModel)
     eval_scales: list[Annotated[float, Field(gt=0, le=4)]] = Field(
@@ -165,6 +216,11 @@ class SegmentConfig(DenseConfig):
     )
     """Factors of train.size at which test images are predicted and averaged at the end, e.g. '[0.5,
     1.0, 1.5]'."""
+
+    @property
+    def tested_scales(self) -> list[float]:
+        """``eval_scales``."""
+        return self.eval_scales
 
 
 def tested_sides(size: int, scales: Sequence[float]) -> list[int]:

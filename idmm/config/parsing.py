@@ -20,6 +20,7 @@ from idmm.config.reading import Dumper, of_method, read_value, recipe, yaml_prob
 from idmm.config.schema import (
     Json,
     Key,
+    command_of,
     flags_of,
     flatten,
     keys_of,
@@ -133,9 +134,16 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+def with_command(config: Any) -> dict[str, Any]:
+    """Return a config as nested dicts, with its command as the first key if it has one."""
+    command = command_of(type(config))
+    values = to_dict(config)
+    return values if command is None else {"command": command, **values}
+
+
 def dump(config: Any) -> str:
     """Return a config as YAML."""
-    return yaml.dump(to_dict(config), Dumper=Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(with_command(config), Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
 class _Faults:
@@ -279,6 +287,12 @@ def _checked(kind: type[Config], data: Json, faults: _Faults, partial: bool = Fa
     missing: dict[str, str] = {}  # what is expected, by key
     sections = made_by_default(kind)
     data = {key: value for key, value in data.items() if value is not None or key not in sections}
+    command = command_of(kind)
+    if command is not None and data.get("command") is not None:
+        data = {**data}
+        saved = data.pop("command")
+        if saved != command:
+            faults.add("command", f"got {saved!r}, expected {command!r}, which this command is")
     if isinstance(data.get("out"), str):  # a shell does not expand --out=~/runs/a
         data = {**data, "out": os.path.expanduser(data["out"])}
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from idmm.config.schema import Json, merged
+from idmm.config.schema import Json, command_of, merged
 from idmm.errors import Fault, UserError
 from idmm.text import listed, nearest
 
@@ -131,7 +131,7 @@ def recipe(kind: type, name: str) -> Json:
         raise UserError(Fault("--config", "expected a FILE"))
     path = Path(name)
     files = recipes()
-    command = getattr(kind, "STAGE", None)
+    command = command_of(kind)
     key = name.removesuffix(".yaml")
     if not path.is_file():
         path = files.get(key) or files.get(f"{command}/{key}") or path

@@ -18,6 +18,12 @@ Json = dict[str, Any]
 REPLACED = ("kwargs", "subset", "labelled")
 
 
+def command_of(kind: type) -> str | None:
+    """Return the command of a config class. None: its config is saved nowhere."""
+    command: str | None = getattr(kind, "COMMAND", None)  # only some classes have one
+    return command
+
+
 class Key(NamedTuple):
     """A key of a config."""
 

@@ -1,5 +1,6 @@
 """The configs of pretraining and fine-tuning."""
 
+import sys
 from dataclasses import field, replace
 from typing import Any, ClassVar, Literal
 
@@ -8,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 from idmm.config.base import Count, Device, FieldErrors, Fraction, Side, section
 from idmm.config.data import COLOURS, Augment, Colours, Data, Views, colours_of
 from idmm.config.methods import IDMM, MethodOptions
+from idmm.config.phases import Needs, Phase, short_side_bound
 from idmm.errors import UserError, checked
 
 
@@ -119,7 +121,8 @@ class PretrainTrain(Train):
 class FinetuneTrain(Train):
     """The training loop."""
 
-    epochs: Count = 200
+    epochs: NonNegativeInt = 200
+    """Passes over the training images (epochs). 0: fit the classifier, which needs model.freeze."""
     size: Side = 224
     """Image side, if no stages are given (pixels)."""
     classifier_init: Literal["random", "features"] | None = None
@@ -170,7 +173,9 @@ class Stage:
 
 @section
 class Common:
-    """Keys of all training stages."""
+    """Keys of all commands that train."""
+
+    COMMAND: ClassVar[str]
 
     out: str | None = None
     """Folder for all files of the run. Required."""
@@ -187,7 +192,9 @@ class Common:
 class PretrainConfig(Common):
     """Stage 1: learn a backbone from images without labels, by IDMM or another method."""
 
-    STAGE: ClassVar = "pretrain"
+    COMMAND: ClassVar = "pretrain"
+
+    crop_pct: ClassVar = 0.875
 
     model: Model = field(default_factory=Model)
     train: PretrainTrain = field(default_factory=PretrainTrain)
@@ -196,9 +203,45 @@ class PretrainConfig(Common):
     drloc: DrLoc = field(default_factory=DrLoc)
 
     @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The one part of the run."""
+        train = self.train
+        size = self.views.size
+        return (Phase(1, "views.size", "pretrain", size, train.epochs, train.batch_size, train.lr),)
+
+    @property
+    def needs(self) -> Needs:
+        """The images that the run needs."""
+        return Needs(
+            labels=self.method.NEEDS_LABELS or self.trains_classifier,
+            test=self.trains_classifier,
+            unlabelled=not self.method.NEEDS_LABELS,
+            eval_pixels=self.knn_every > 0 or self.trains_classifier,
+            several=True,
+        )
+
+    @property
+    def knn_every(self) -> int:
+        """The epochs from one kNN measurement to the next. 0: none.
+
+        A run that starts from weights is measured before the first step and after the last one.
+        """
+        if self.train.knn_every or self.init is None:
+            return self.train.knn_every
+        return sys.maxsize
+
+    @property
     def trains_classifier(self) -> bool:
         """Whether a classifier is trained next to the backbone, on the labels that exist."""
-        return getattr(self.method, "label_weight", 0) > 0
+        return isinstance(self.method, IDMM) and self.method.label_weight > 0
+
+    def train_side(self, size: int) -> int:
+        """Return the short side of training images to store for views of ``size`` (pixels)."""
+        crops = self.views.crops or ()
+        return max(short_side_bound(size, group.scale[0]) for group in crops)
+
+    def eval_side(self, size: int) -> None:
+        """Return None: images to evaluate on are stored as centre crops of ``size`` (pixels)."""
 
     def fill_from_method(self) -> tuple["PretrainConfig", list[str]]:
         """Fill in crops, colours and warm-up from the method.
@@ -242,7 +285,7 @@ class PretrainConfig(Common):
 class FinetuneConfig(Common):
     """Stage 2: train a classifier on labels, from a pretrained backbone or from scratch."""
 
-    STAGE: ClassVar = "finetune"
+    COMMAND: ClassVar = "finetune"
 
     stages: list[Stage] | None = Field(None, min_length=1)
     """Image sizes one after the other, e.g. '[{size: 224}, {size: 448, epochs: 100}]'. Default:
@@ -256,10 +299,45 @@ class FinetuneConfig(Common):
     def _check(self):
         epochs = self.train.max_epochs
         stages = len(self.stages or [])
+        is_plain = self.model.freeze and self.stages is None and self.train.minutes is None
+        if self.train.epochs == 0 and not is_plain:
+            raise FieldErrors(
+                {"train.epochs": "got 0, expected model.freeze true, no stages and no minutes"}
+            )
         if epochs is not None and epochs < stages:
             what = f"got {epochs}, expected at least one epoch for each of {stages} stages"
             raise FieldErrors({"train.max_epochs": what})
         return self
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The parts of the run, one per image size."""
+        phases = []
+        for number, part in enumerate(self.resolved_stages()):
+            field = "train.size" if self.stages is None else f"stages[{number}].size"
+            label = f"finetune {part.size} px"
+            assert part.epochs is not None and part.batch_size is not None  # filled in from train
+            phases.append(
+                Phase(number + 1, field, label, part.size, part.epochs, part.batch_size, part.lr)
+            )
+        return tuple(phases)
+
+    @property
+    def needs(self) -> Needs:
+        """The images that the run needs."""
+        return Needs(val=self.train.keep == "best")
+
+    @property
+    def crop_pct(self) -> float:
+        """Share of the resized short side that the centre crop of evaluation covers."""
+        return self.augment.crop_pct
+
+    def train_side(self, size: int) -> int:
+        """Return the short side of training images to store for views of ``size`` (pixels)."""
+        return short_side_bound(size, self.augment.scale[0])
+
+    def eval_side(self, size: int) -> None:
+        """Return None: images to evaluate on are stored as centre crops of ``size`` (pixels)."""
 
     def resolved_stages(self) -> list[Stage]:
         """Return the stages, with null filled in from ``train``."""

@@ -7,9 +7,11 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.base import REQUIRED, section
+from idmm.config.commands import ProbeConfig
 
 KINDS = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 TRAINING = tuple(KINDS)
+CONFIGS: dict[str, type] = {**KINDS, "probe": ProbeConfig}  # of the jobs
 
 
 @section
@@ -38,7 +40,7 @@ class GridConfig:
     Repeat the command to resume. A changed option reruns only the jobs that depend on it. See also:
     idmm transfer status OUT."""
 
-    STAGE: ClassVar = "transfer"
+    COMMAND: ClassVar = "transfer"
     STAGES: ClassVar = KINDS  # whose flags it takes, as --pretrain.train.lr
 
     out: str = REQUIRED

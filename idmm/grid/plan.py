@@ -14,9 +14,9 @@ from idmm.config import PATHS, RESUME_IGNORED, parsing, reading
 from idmm.config.schema import Json, flatten, merged
 from idmm.errors import Fault, UserError
 from idmm.files import expand_home, is_public
-from idmm.grid.config import TRAINING, GridConfig
+from idmm.grid.config import CONFIGS, TRAINING, GridConfig
 from idmm.grid.entries import NONE, SCRATCH, Entry, read_entries
-from idmm.runs import STAGES
+from idmm.runs.resolve import fill_data_name, fill_pretrain_names
 
 # the list of the grid that decides a key, by command
 DECIDED_BY = {
@@ -239,10 +239,10 @@ class GridPlan:
                 values, note = reading.of_method(values, decided["method"]["name"], recipe)
                 if note:
                     self.notes[note] = None
-            config = STAGES[command].build(
-                merged(values, *options, decided, {"out": None, "resume": "auto"})
-            )
-            filled, _ = STAGES[command](config).fill_names()
+            keys = merged(values, *options, decided, {"out": None, "resume": "auto"})
+            config = parsing.build(CONFIGS[command], keys)
+            fill = fill_pretrain_names if command == "pretrain" else fill_data_name
+            filled, _ = fill(config)
             resolved: Json = parsing.to_dict(filled)
             return resolved
         except UserError as error:
@@ -257,7 +257,7 @@ class GridPlan:
         if not isinstance(name, str):
             raise UserError(Fault("--config", f"got {name!r}, expected the path of one YAML file"))
         if (command, name) not in self._recipes:
-            self._recipes[command, name] = reading.recipe(STAGES[command].CONFIG, name)
+            self._recipes[command, name] = reading.recipe(CONFIGS[command], name)
         return self._recipes[command, name]
 
     def _check_options(self, command: str) -> None:

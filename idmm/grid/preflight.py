@@ -7,17 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch import nn
+
 from idmm.config import parsing
 from idmm.config.commands import ProbeConfig
+from idmm.config.phases import Phase
 from idmm.errors import Fault, UserError, needed
 from idmm.files import output_path
-from idmm.grid.config import GridConfig
+from idmm.grid.config import CONFIGS, GridConfig
 from idmm.grid.plan import GridPlan, Job
 from idmm.models.spec import model_spec
-from idmm.runs import STAGES, common, stage_of
-from idmm.runs.resolve import check_place, fill_classifier_init
+from idmm.runs.images import ListConfig, list_run_images
+from idmm.runs.networks import try_phase, try_start
+from idmm.runs.resolve import check_out_of_images, fill_classifier_init
 from idmm.training.device import choose_device, pick_device
-from idmm.training.stage import RunSetup, Stage
+from idmm.training.run import Run
 
 T = TypeVar("T")
 
@@ -62,11 +66,10 @@ class _Checks:
     def check_job(self, job: Job, side: str, backbone: str) -> None:
         """Check the needs of a job. ``side`` and ``backbone`` name the entries of its data and
         model."""
-        config = STAGES[job.command].build(job.config)
-        stage = stage_of(config)
-        data = ["data", parsing.to_dict(config.data), stage.needs]
-        self.once(["out", *data], "", check_place, replace(config, out=self.grid.out))
-        self.once(data, side, stage.list_images)
+        config = parsing.build(CONFIGS[job.command], job.config)
+        data = ["data", parsing.to_dict(config.data), config.needs]
+        self.once(["out", *data], "", check_out_of_images, replace(config, out=self.grid.out))
+        self.once(data, side, list_run_images, config)
         if self.grid.engine == "local":
             try:
                 if isinstance(config, ProbeConfig):
@@ -75,11 +78,10 @@ class _Checks:
                     choose_device(config.train)
             except UserError as error:
                 self.faults += [fault.within(job.command) for fault in error.faults]
-        self._check_model(job, stage, backbone)
+        self._check_model(job, config, backbone)
 
-    def _check_model(self, job: Job, stage: Stage, backbone: str) -> None:
-        config = stage.config
-        data = stage.config.data
+    def _check_model(self, job: Job, config: ListConfig, backbone: str) -> None:
+        data = config.data
         drloc = job.config.get("drloc") or {}
         model = [
             config.model.name,
@@ -96,11 +98,11 @@ class _Checks:
         if job.command == "finetune":
             key = [*model, "classifier", config.train.classifier_init]
             self.once(key, backbone, fill_classifier_init, config, spec)
-        setup = RunSetup(stage, spec, tuple(stage.phases))
+        run = Run(config, spec)
         model.append(job.command == "pretrain")
-        for phase in setup.phases:
+        for phase in run.phases:
             key = [*model, phase.size, phase.other_sizes, drloc if drloc.get("weight") else 0]
-            self.once(key, backbone, common.try_model, setup, phase, True)
+            self.once(key, backbone, _try, run, phase)
 
     def once(self, key: Any, entry: str, call: Callable[..., T], *args: Any) -> T | None:
         """Return ``call(*args)``, or None after a user's mistake. Its faults belong to ``entry``.
@@ -122,3 +124,14 @@ class _Checks:
             elif not entry:
                 self.faults.append(fault)
         return value
+
+
+def _try(run: Run[ListConfig], phase: Phase) -> None:
+    """Build the network of a phase with its weights."""
+
+    def build_rest(phase: Phase, backbone: nn.Module) -> None:
+        run.spec.load(backbone)
+        if not isinstance(run.config, ProbeConfig):
+            try_start(run, phase, backbone)
+
+    try_phase(run, phase, build_rest)

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from idmm.config import parsing
 from idmm.config.schema import Json
@@ -17,8 +18,7 @@ from idmm.grid.config import GridConfig
 from idmm.grid.plan import Cell, GridPlan, Job
 from idmm.grid.status import Failure, cell_status, progress, read_failures
 from idmm.progress import drawing, log
-from idmm.runs import STAGES
-from idmm.runs.resolve import run_stage
+from idmm.runs.commands import finetune, pretrain, probe
 
 DEATHS = 2  # of the process during a job, after which the job has failed
 MEASURED = (
@@ -180,7 +180,7 @@ def attempt(grid: Grid, job: Job) -> str | None:
     with drawing(started.name, "written"):
         write_text(started, str(starts + 1))
     try:
-        run_stage(STAGES[job.command].build(config))
+        run_command(job.command, config)
         return None
     except Interrupted:
         raise
@@ -222,3 +222,13 @@ def run(grid: Grid) -> None:
         if error is not None:
             grid.mark_failed(job, error)
         grid.log_progress()
+
+
+def run_command(command: str, config: dict[str, Any]) -> None:
+    """Run a job's command by its keys."""
+    if command == "pretrain":
+        pretrain(config)
+    elif command == "finetune":
+        finetune(config)
+    else:
+        probe(config)

@@ -20,7 +20,7 @@ from idmm.inference.explore_tables import KINDS, Similarities
 from idmm.inference.runs import config_of, images_of
 from idmm.models.weights import read_checkpoint
 from idmm.progress import Bar, log
-from idmm.runs.resolve import check_place
+from idmm.runs.resolve import check_out_of_images
 from idmm.text import nearest
 
 CANDIDATES = 3 * similarity.VOTERS  # neighbours among which those with a label vote
@@ -46,7 +46,7 @@ def explore(config: ExploreConfig) -> str:
         log.info("run: '%s', which learned from all images", folder)
     run, *_ = map(config_of, (folder, *others))
     if config.out:
-        check_place(replace(run, out=config.out))
+        check_out_of_images(replace(run, out=config.out))
     log.info("reading the images")
     stores = images_of(folder)
     _check_images(stores, folder, config.classes)

@@ -23,7 +23,7 @@ from idmm.files import idmm_version
 from idmm.inference.runs import config_of, exported_weights
 from idmm.models.build import feature_width
 from idmm.progress import log
-from idmm.runs import stage_of
+from idmm.runs.images import list_run_images
 
 if TYPE_CHECKING:
     import onnx
@@ -153,7 +153,7 @@ def checked_images(source: Source) -> CheckedImages:
     Random images without sharp edges replace those that are gone.
     """
     try:
-        train = stage_of(source.config).list_images().train
+        train = list_run_images(source.config).train
         train = train.take(spread(len(train), CHECKED))
         batches = list(source.network.file_batches(list(train.items), train.names, {}))
         images = torch.cat([batch["images"] for batch in batches])

@@ -25,7 +25,6 @@ from idmm.report.run_page import KINDS, RunComparison, RunFacts, write
 from idmm.report.run_pictures import compare
 from idmm.report.stats import PREDICTIONS, compared, holm
 from idmm.report.table import with_facts
-from idmm.runs import stage_of
 
 PER_CLASS = "per_class.csv"
 PICTURES = {
@@ -76,7 +75,7 @@ def _comparisons(runs: list[RunFacts]) -> list[RunComparison]:
 def _read_run(folder: Path, labels: dict[str, str]) -> RunFacts:
     """Read a run. ``labels``: of all runs by their real paths."""
     config = read_config(_folds(folder)[0])
-    kind = stage_of(config).NAME
+    kind = config.COMMAND
     task = KINDS[kind].lower()
     start = _start_name(config.init or "", labels)
     if isinstance(config, PretrainConfig):

@@ -2,15 +2,29 @@
 imports torch."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from idmm.config import Data, FinetuneConfig, PretrainConfig
-from idmm.errors import UserError
+from idmm.config import (
+    Data,
+    DetectConfig,
+    FinetuneConfig,
+    PretrainConfig,
+    SegmentConfig,
+    parsing,
+)
+from idmm.config.commands import ProbeConfig
+from idmm.config.reading import read_file
+from idmm.errors import Fault, UserError
 from idmm.files import expand_home, reading
-from idmm.runs import STAGES, stage_of
+from idmm.runs.images import list_run_images
 from idmm.text import listed
 
+RunConfig = PretrainConfig | FinetuneConfig | DetectConfig | SegmentConfig | ProbeConfig
+CONFIGS: dict[str, type[RunConfig]] = {  # by command
+    kind.COMMAND: kind
+    for kind in (PretrainConfig, FinetuneConfig, DetectConfig, SegmentConfig, ProbeConfig)
+}
 TRAIN = (".", "scratch", "stage1")  # runs of 'idmm train', in order: the classifier first
 
 
@@ -69,15 +83,14 @@ def images_of(run: Path) -> dict:
     from idmm.data.image_store import store_split
 
     config = config_of(run)
-    stage = stage_of(config)
     with reading(run / "config.yaml", "Restore it or train again"):
-        size = stage.stored_size(max(phase.size for phase in stage.phases))
+        size = config.train_side(max(phase.size for phase in config.phases))
     if config.data.range == "auto":
         value_range = exported_weights(run).range
     else:
         value_range = config.data.range
     stores = {}
-    for part, split in stage.list_images().parts.items():
+    for part, split in list_run_images(config).parts.items():
         stores[part] = store_split(
             split, stored_size=size, data=config.data, part=part, value_range=value_range
         )
@@ -103,21 +116,31 @@ def config_of(run: Path) -> PretrainConfig | FinetuneConfig:
     config = read_config(run)
     if not isinstance(config, PretrainConfig | FinetuneConfig):
         raise UserError(
-            f"{run}: is a run of idmm {stage_of(config).NAME}, expected one of pretraining or fine-tuning"
+            Fault(
+                str(run),
+                f"is a run of idmm {config.COMMAND}, expected one of pretraining or fine-tuning",
+            )
         )
     return config
 
 
-def read_config(run: Path) -> Any:
-    """Return the config of a run that may not be finished, or raise UserError if config.yaml cannot
-    be read."""
-    faults = ()
-    for stage in STAGES.values():
-        try:
-            return stage.build(run / "config.yaml")
-        except UserError as error:  # of another stage
-            faults = min(faults or error.faults, error.faults, key=len)
-    raise UserError(*(f"{run}: config.yaml cannot be read: {fault}" for fault in faults[:1]))
+def read_config(run: Path) -> RunConfig:
+    """Return the config of a run that may not be finished.
+
+    Raises:
+        UserError: config.yaml cannot be read.
+    """
+    file = run / "config.yaml"
+    try:
+        command = read_file(file).get("command")
+        if command not in CONFIGS:
+            fault = f"got {command!r}, expected one of {', '.join(CONFIGS)}"
+            raise UserError(Fault("command", fault))
+        return parsing.build(CONFIGS[command], file)
+    except UserError as error:
+        first = error.faults[0]
+        field = f"{run}: config.yaml cannot be read: {first.field}"
+        raise UserError(replace(first, field=field)) from None
 
 
 def dataset_name(data: Data) -> str:

@@ -25,7 +25,7 @@ from idmm.models.hog import SIDE
 from idmm.models.weights import CROP_PCT
 from idmm.progress import log
 from idmm.runs.outputs import largest_class
-from idmm.runs.resolve import check_place
+from idmm.runs.resolve import check_out_of_images
 from idmm.text import by_reason, counted, listed, nearest, one_line
 
 _NAMED = 5  # images or pairs that a line names
@@ -69,7 +69,7 @@ def checkup(command: DataCheckConfig) -> int:
     for note in notes:
         log.info("%s", note)
     if command.out is not None:
-        check_place(ProbeConfig(out=command.out, data=data))
+        check_out_of_images(ProbeConfig(out=command.out, data=data))
     report, listing = check(data)
     log.info("measuring the baseline")
     report.floor = _baseline(report, listing, data)

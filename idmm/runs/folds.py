@@ -1,23 +1,27 @@
 """k-fold cross-validation: one run per fold, each in its own folder, and the pooled result."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from idmm.errors import UserError
+from idmm.config import FinetuneConfig, PretrainConfig
+from idmm.config.commands import ProbeConfig
+from idmm.errors import Fault, UserError
 from idmm.files import holds_run
+from idmm.notebook import Result
 from idmm.progress import log
 from idmm.report.stats import group_interval, wilson_interval
-from idmm.runs import stage_of
 from idmm.runs.outputs import BASELINE_SIZE, remarks
 from idmm.training import clock
 from idmm.training.log import logging_to
+from idmm.training.run import Run
 from idmm.training.run_folder import RunFolder, check_resume
-from idmm.training.stage import RunSetup
+
+F = TypeVar("F", PretrainConfig, FinetuneConfig, ProbeConfig)
 
 ACCURACIES = (
     "top1",
@@ -34,67 +38,74 @@ SIZES = ("train_size", BASELINE_SIZE)  # of a fold
 SAME = ("top5", "num_classes", "seed", "excluded", "precision", "params", "backbone_params")
 
 
-def run_folds(setup: RunSetup, run_one: Callable[[RunSetup], dict]) -> dict:
-    """Run a stage by ``run_one`` once per fold of ``data.folds`` and pool the results.
+def per_fold(run: Run[F], train_one: Callable[[Run[F]], dict[str, Any]]) -> Result:
+    """Train one run, or one per fold of ``data.folds``; return the content of ``result.json``.
 
-    The runs are ordinary ones in ``out``/fold-1 and so on: an interrupted fold is resumed, a
-    finished one is not repeated. Each gets a share of ``train.minutes``.
-
-    Returns:
-        The return value of :func:`pooled`, which ``out``/result.json holds.
+    The runs of folds are ordinary ones in ``out``/fold-1 and so on: an interrupted fold is resumed,
+    a finished one is not repeated. Each gets a share of ``train.minutes``. Their results are
+    pooled, see :func:`pooled`.
 
     Raises:
         UserError: The images cannot be split, or ``out`` holds something else.
     """
-    config = setup.config
+    config = run.config
+    folds = config.data.folds
+    if folds is None or config.data.fold is not None or not config.needs.test:
+        return Result(train_one(run))
+    assert config.out is not None  # of a resolved config
+    configs = [config_of_fold(config, fold, folds) for fold in range(1, folds + 1)]
+    is_used = any(one.out is not None and holds_run(one.out) for one in configs)
+    if holds_run(config.out) and not is_used:
+        raise UserError(
+            Fault("out", f"'{config.out}' holds a run without folds", "Name a new folder")
+        )
+    check_resume(config.out, is_used, config.resume)
     results = []
-    configs = list(each_fold(config))
-    used = [one.out for one in configs if holds_run(one.out)]
-    if holds_run(config.out) and not used:
-        raise UserError(f"out: '{config.out}' holds a run without folds. Name a new folder")
-    check_resume(config.out, bool(used), getattr(config, "resume", "auto"))
-    for number, one in enumerate(configs):
-        started_at = setup.started_at if number == 0 else clock.now()
-        results.append(run_one(replace(setup, stage=stage_of(one), started_at=started_at)))
+    started_at = run.started_at
+    for one in configs:
+        results.append(train_one(Run(one, run.spec, run.phases, run.notes, started_at)))
+        started_at = clock.now()
     with RunFolder(config.out, config, "auto") as folder:
         if folder.finished:
-            return folder.result()
+            return Result(folder.result())
         with logging_to(folder.path):
             result = pooled(results)
             folder.finish(result)
-            low, high = result["top1_interval"]
-            mean, std = (result[name]["top1"] for name in ("mean", "std"))
-            line = "%s: top-1 %.2f on %d images, each tested once (95 %% interval %.1f to %.1f). "
-            line += "Mean ± standard deviation over %d folds: %.2f ± %.2f"
-            log.info(
-                line,
-                config.out,
-                result["top1"],
-                result["test_size"],
-                low,
-                high,
-                len(results),
-                mean,
-                std,
-            )
-            for line in remarks(result):
-                log.warning("%s", line)
-        return result
+            _log_result(config.out, result)
+    return Result(result)
 
 
-def each_fold(config: Any) -> Iterator[Any]:
-    """Yield the config of each fold's run: its folder under ``config.out``, if any, and its share
-    of the minutes."""
-    minutes = getattr(getattr(config, "train", None), "minutes", None)  # a probe has none
-    if minutes is not None:
-        config = replace(config, train=replace(config.train, minutes=minutes / config.data.folds))
-    resume = {"resume": "auto"} if hasattr(config, "resume") else {}
-    for fold in range(1, config.data.folds + 1):
-        out = str(Path(config.out) / f"fold-{fold}")
-        yield replace(config, out=out, data=replace(config.data, fold=fold), **resume)
+def config_of_fold(config: F, fold: int, folds: int) -> F:
+    """Return the config of a fold's run: its folder under ``out`` and its share of the minutes."""
+    out = str(Path(config.out or "") / f"fold-{fold}")
+    data = replace(config.data, fold=fold)
+    if isinstance(config, ProbeConfig):
+        return replace(config, out=out, data=data)
+    train = config.train
+    if train.minutes is not None:
+        train = replace(train, minutes=train.minutes / folds)
+    return replace(config, out=out, data=data, train=train, resume="auto")
 
 
-def pooled(results: list[dict]) -> dict:
+def _log_result(out: str, result: dict[str, Any]) -> None:
+    low, high = result["top1_interval"]
+    log.info(
+        "%s: top-1 %.2f on %d images, each tested once (95 %% interval %.1f to %.1f). "
+        "Mean ± standard deviation over %d folds: %.2f ± %.2f",
+        out,
+        result["top1"],
+        result["test_size"],
+        low,
+        high,
+        len(result["folds"]),
+        result["mean"]["top1"],
+        result["std"]["top1"],
+    )
+    for remark in remarks(result):
+        log.warning("%s", remark)
+
+
+def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the content of ``result.json`` of all folds from those of each.
 
     Each image is tested once. Shares (percent) such as ``top1`` are over all images: the mean over
@@ -103,45 +114,35 @@ def pooled(results: list[dict]) -> dict:
     are groups. ``mean`` and ``std`` are over folds. ``train_size`` and ``baseline_train_size`` are
     a fold's.
     """
+    first = results[0]
     sizes = [result["test_size"] for result in results]
     total = sum(sizes)
-    scores = {"mean": {}, "std": {}}
+    scores: dict[str, Any] = {"mean": {}, "std": {}}
     for name in ACCURACIES:
         values = [result.get(name) for result in results]
         if None not in values:
-            scores[name] = (
-                sum(value * size for value, size in zip(values, sizes, strict=True)) / total
-            )
-            scores["mean"][name], scores["std"][name] = (
-                statistics.mean(values),
-                statistics.stdev(values),
-            )
-    images, correct = (
-        np.sum([r["per_class"][name] for r in results], axis=0) for name in ("images", "correct")
-    )
+            weighted = [value * size for value, size in zip(values, sizes, strict=True)]
+            scores[name] = sum(weighted) / total
+            scores["mean"][name] = statistics.mean(values)
+            scores["std"][name] = statistics.stdev(values)
+    images = np.sum([result["per_class"]["images"] for result in results], axis=0)  # [K]
+    correct = np.sum([result["per_class"]["correct"] for result in results], axis=0)  # [K]
     scores["largest_class"] = float(100 * images.max() / total)
     if "mean_per_class" in scores:
-        tested = images > 0
-        scores["mean_per_class"] = float(100 * (correct[tested] / images[tested]).mean())
-    interval = wilson_interval(correct.sum(), total)
-    if "per_group" in results[0]:  # no group is in two folds
-        counts = ([r["per_group"][name] for r in results] for name in ("correct", "images"))
-        interval = group_interval(*map(np.concatenate, counts))
-    return {
-        **{name: results[0][name] for name in SAME if name in results[0]},
-        **scores,
-        "top1_interval": interval,
-        **{
-            name: round(statistics.mean(r[name] for r in results))
-            for name in SIZES
-            if name in results[0]
-        },
-        "test_size": total,
-        **(
-            {"test_groups": sum(r["test_groups"] for r in results)}
-            if "test_groups" in results[0]
-            else {}
-        ),
-        "seconds": round(sum(result["seconds"] for result in results), 1),
-        "folds": [{"fold": fold, **result} for fold, result in enumerate(results, start=1)],
-    }
+        is_tested = images > 0
+        scores["mean_per_class"] = float(100 * (correct[is_tested] / images[is_tested]).mean())
+    pool = {name: first[name] for name in SAME if name in first} | scores
+    pool["top1_interval"] = wilson_interval(correct.sum(), total)
+    for name in SIZES:
+        if name in first:
+            pool[name] = round(statistics.mean(result[name] for result in results))
+    pool["test_size"] = total
+    if "per_group" in first:  # no group is in two folds
+        group_correct = np.concatenate([result["per_group"]["correct"] for result in results])
+        group_images = np.concatenate([result["per_group"]["images"] for result in results])
+        pool["top1_interval"] = group_interval(group_correct, group_images)
+    if "test_groups" in first:
+        pool["test_groups"] = sum(result["test_groups"] for result in results)
+    pool["seconds"] = round(sum(result["seconds"] for result in results), 1)
+    pool["folds"] = [{"fold": fold, **result} for fold, result in enumerate(results, start=1)]
+    return pool

@@ -1,7 +1,12 @@
 """The files that a run leaves: weights, pictures, the accuracy of a classifier and its baseline."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+from torch import nn
+
+from idmm.config import FinetuneConfig
 from idmm.data.image_store import ImageStore
 from idmm.data.split import Listing
 from idmm.data.store import Stores
@@ -10,22 +15,23 @@ from idmm.evaluation import evaluate
 from idmm.evaluation.baseline import BASELINE, BASELINE_SIZE, largest_class, remarks
 from idmm.evaluation.mistakes import write_mistakes
 from idmm.files import write_csv
+from idmm.models.base import Tensors
 from idmm.models.build import export_kwargs
 from idmm.models.weights import save_model
 from idmm.progress import drawing, log
 from idmm.report.stats import PREDICTIONS
+from idmm.runs.networks import LabelledRun
 from idmm.training.loop import Loop
-from idmm.training.run_context import RunContext
-from idmm.training.stage import RunSetup
+from idmm.training.run import Run, TrainConfig
 
-FIGURE_SECONDS = 2.0  # to import matplotlib, and to draw the curves and the confusion matrix
+Entries = dict[str, Any]  # of the JSON next to weights
+
 COLUMNS = ("class", "images", "correct", "accuracy", "most_confused_with", "times")
 
 
 # ---------------------------------------------------------------------- weights
 def load_best(loop: Loop, score: str) -> dict[str, int]:
-    """Load the weights of the best epoch on val by ``score`` (its name for the log), with
-    ``train.keep`` best.
+    """Load the weights of the best epoch on val by ``score``, with ``train.keep`` best.
 
     Returns:
         ``kept_epoch``, or nothing if the last epoch is reported.
@@ -33,88 +39,109 @@ def load_best(loop: Loop, score: str) -> dict[str, int]:
     if loop.plan.keep is None:
         return {}
     best = loop.best
-    loop.exported.load_state_dict(best["weights"])
-    line = "train.keep: the weights of epoch %d of %d, %s %.2f on val"
-    log.info(line, best["epoch"], loop.position.epoch, score, best["value"])
-    return {"kept_epoch": best["epoch"]}
+    assert best is not None  # the last epoch is always evaluated
+    loop.exported.load_state_dict(best.weights)
+    log.info(
+        "train.keep: the weights of epoch %d of %d, %s %.2f on val",
+        best.epoch,
+        loop.position.epoch,
+        score,
+        best.value,
+    )
+    return {"kept_epoch": best.epoch}
 
 
 def export(
-    run: RunContext,
-    loop: Loop,
-    setup: RunSetup,
+    run: Run[TrainConfig],
     images: Stores,
-    backbone: dict,
-    entries: dict | None = None,
+    loop: Loop,
+    backbone: Tensors,
+    entries: Entries | None,
+    title: str,
 ) -> None:
-    """Write the backbone, the model with its further layers if there are any, and the run's curves.
+    """Write the weights of a trained run, see :func:`save_weights`, and its curves.
+
+    ``title`` is what the run did.
+    """
+    save_weights(run, images, loop.exported, backbone, entries, has_ema=loop.ema is not None)
+    if not run.folder.leader:
+        return
+    with drawing("curves.png"):
+        from idmm.figures import curves_figure, save  # matplotlib takes a second
+
+        path = run.folder.path
+        figure = curves_figure(run.folder.metrics(), f"{path.name}: {title}, {run.spec.name}")
+        save(figure, path / "curves.png")
+
+
+def save_weights(
+    run: Run[TrainConfig],
+    images: Stores,
+    model: nn.Module,
+    backbone: Tensors,
+    entries: Entries | None,
+    has_ema: bool = False,
+) -> None:
+    """Write the backbone, and the model with its further layers if there are any.
 
     Args:
-        run: The open run.
-        loop: After training.
-        setup: Of the run.
+        run: Open.
         images: Of the run.
+        model: The whole network.
         backbone: State of the backbone.
         entries: Of the model's JSON beyond its backbone's. None: the model is the backbone.
+        has_ema: Whether the weights are averaged ones.
     """
     if not run.folder.leader:
         return
-    spec = setup.spec
-    size = setup.phases[-1].size
-    extra = {"ema": loop.ema is not None}
+    spec = run.spec
+    size = run.phases[-1].size
+    extra: dict[str, Any] = {"ema": has_ema}
     if images.value_range is not None:
         extra["range"] = images.value_range
     if spec.bands is not None:
         extra["bands"] = spec.bands
         if spec.bands:
             extra["file_channels"] = images.train.bands.count
-    about = dict(
-        name=spec.name, mean=spec.mean, std=spec.std, size=size, crop_pct=setup.stage.crop_pct
-    )
-    kwargs = export_kwargs(spec.name, spec.kwargs, size, spec.in_chans)
-    save_model(run.folder.path, "backbone", backbone, kwargs=kwargs, extra=extra, **about)
-    if entries is not None:
-        if "task" not in entries:  # the layers for boxes and masks are not timm's
-            kwargs = kwargs | {"num_classes": len(entries["classes"])}
+
+    def save(name: str, state: Tensors, kwargs: dict[str, Any], more: Entries) -> None:
         save_model(
             run.folder.path,
-            "model",
-            loop.exported.state_dict(),
+            name,
+            state,
+            name=spec.name,
             kwargs=kwargs,
-            extra=extra | entries,
-            **about,
+            mean=spec.mean,
+            std=spec.std,
+            size=size,
+            crop_pct=run.config.crop_pct,
+            extra=extra | more,
         )
-    records = run.folder.metrics()
-    # a fitted classifier, which has no curve
-    if getattr(setup.config.model, "freeze", False) and len(records) == 1:
-        return
-    method = getattr(setup.config, "method", None)
-    if method is None:
-        kind = setup.stage.NAME
-    else:
-        kind = f"{setup.stage.NAME} by {method.name}"
-    with drawing("curves.png"):
-        from idmm.figures import curves_figure, save  # matplotlib takes a second
 
-        figure = curves_figure(records, f"{run.folder.path.name}: {kind}, {spec.name}")
-        save(figure, run.folder.path / "curves.png")
+    kwargs = export_kwargs(spec.name, spec.kwargs, size, spec.in_chans)
+    save("backbone", backbone, kwargs, {})
+    if entries is None:
+        return
+    if "task" not in entries:  # the layers for boxes and masks are not timm's
+        kwargs = kwargs | {"num_classes": len(entries["classes"])}
+    save("model", model.state_dict(), kwargs, entries)
 
 
 # ---------------------------------------------------------------------- a classifier's accuracy
-def write_split(run: RunContext, setup: RunSetup, listing: Listing) -> None:
+def write_split(run: Run[FinetuneConfig], listing: Listing) -> None:
     """Write ``split.csv``, a list for ``data.labels``.
 
     Labels in the run's own folder are a list of ``idmm train``, which wrote the split itself.
     """
-    labels = setup.config.data.labels
+    labels = run.config.data.labels
     is_list_of_train = labels is not None and Path(labels).parent == run.folder.path
     if run.folder.leader and not is_list_of_train:
         write_csv(run.folder.path / SPLIT, class_rows(listing.parts))
 
 
 def classifier_result(
-    run: RunContext, setup: RunSetup, images: Stores, predictions: evaluate.Predictions
-) -> dict:
+    run: LabelledRun, images: Stores, predictions: evaluate.Predictions
+) -> dict[str, Any]:
     """Write tables and pictures of the predictions, and log the accuracy beside its baselines.
 
     All processes must call together. The first one writes.
@@ -136,50 +163,77 @@ def classifier_result(
 
             save(confusion_figure(predictions, classes), folder.path / "confusion.png")
         write_mistakes(folder.path, predictions, test, classes)
-    scores = predictions.scores(test.groups) | {"largest_class": largest_class(predictions.truth)}
-    scores |= {name: folder.start_scores[name] for name in (BASELINE, BASELINE_SIZE)}
-    scores |= {"num_classes": len(classes), "test_size": len(test)}
+    scores: dict[str, Any] = {
+        **predictions.scores(test.groups),
+        "largest_class": largest_class(predictions.truth),
+        BASELINE: folder.start_scores[BASELINE],
+        BASELINE_SIZE: folder.start_scores[BASELINE_SIZE],
+        "num_classes": len(classes),
+        "test_size": len(test),
+    }
     if test.groups is not None:
         scores["test_groups"] = len(set(test.groups))
-    if setup.config.data.fold is not None:
+    if run.config.data.fold is not None:
         scores |= evaluate.hit_counts(
             predictions.predicted, predictions.truth, len(classes), test.groups
         )
-    line = "%s: top-1 %.2f, top-5 %.2f on %d test images"
-    log.info(line, setup.config.out, scores["top1"], scores["top5"], len(test))
-    line = "top-1's 95 % interval {0:.2f} to {1:.2f}, mean over classes {mean_per_class:.2f}, "
-    line += "largest class {largest_class:.2f}, the baseline {baseline_top1:.2f} by {baseline_train_size} images"
-    log.info("%s", line.format(*scores["top1_interval"], **scores))
-    if "test_groups" in scores:
-        log.info(
-            "the interval is over the %d groups of the test images, as images of one group are alike",
-            scores["test_groups"],
-        )
-    for line in remarks(scores | {"train_size": len(images.train)}):
-        log.warning("%s", line)
+    _log_scores(run.config.out, scores)
+    for remark in remarks(scores | {"train_size": len(images.train)}):
+        log.warning("%s", remark)
     return scores
 
 
-def _class_rows(predictions: evaluate.Predictions, classes: list[str]) -> list:
-    """Return a row per class: test images, correct ones, their share (percent), the most frequent
-    confusion."""
-    counts = predictions.confusion(len(classes))
-    rows = [COLUMNS]
-    for c, times in enumerate(counts):
-        images, hits, times[c] = times.sum(), times[c], 0
+def _log_scores(out: str | None, scores: dict[str, Any]) -> None:
+    log.info(
+        "%s: top-1 %.2f, top-5 %.2f on %d test images",
+        out,
+        scores["top1"],
+        scores["top5"],
+        scores["test_size"],
+    )
+    log.info(
+        "top-1's 95 %% interval %.2f to %.2f, mean over classes %.2f, largest class %.2f, "
+        "the baseline %.2f by %s images",
+        *scores["top1_interval"],
+        scores["mean_per_class"],
+        scores["largest_class"],
+        scores[BASELINE],
+        scores[BASELINE_SIZE],
+    )
+    if "test_groups" in scores:
+        log.info(
+            "the interval is over the %d groups of the test images, as images of one group are "
+            "alike",
+            scores["test_groups"],
+        )
+
+
+def _class_rows(predictions: evaluate.Predictions, classes: list[str]) -> list[Sequence[Any]]:
+    """Return a row per class.
+
+    It has test images, correct ones, their share (percent) and the most frequent confusion.
+    """
+    rows: list[Sequence[Any]] = [COLUMNS]
+    for number, times in enumerate(predictions.confusion(len(classes))):
+        images = times.sum()
+        hits = times[number]
+        times[number] = 0
         accuracy = round(100 * hits / images, 2) if images else ""
+        row = [classes[number], images, hits, accuracy, "", ""]
         if times.any():
-            confused = (classes[times.argmax()], times.max())
-        else:
-            confused = ("", "")
-        rows.append([classes[c], images, hits, accuracy, *confused])
+            row[-2:] = [classes[times.argmax()], times.max()]
+        rows.append(row)
     return rows
 
 
-def _image_rows(predictions: evaluate.Predictions, test: ImageStore, classes: list[str]) -> list:
-    """Return a row per test image: name, class, likeliest class and its probability, and the group
-    if there are any."""
-    columns = {
+def _image_rows(
+    predictions: evaluate.Predictions, test: ImageStore, classes: list[str]
+) -> list[Sequence[Any]]:
+    """Return a row per test image.
+
+    It has name, class, likeliest class and its probability, and the group if there are any.
+    """
+    columns: dict[str, Iterable[Any]] = {
         "path": test.names,
         "class": [classes[c] for c in predictions.truth],
         "predicted": [classes[c] for c in predictions.predicted],
@@ -190,52 +244,45 @@ def _image_rows(predictions: evaluate.Predictions, test: ImageStore, classes: li
     return [list(columns), *zip(*columns.values(), strict=True)]
 
 
-# ---------------------------------------------------------------------- the length of a run
-def ending(setup: RunSetup, images: Stores) -> tuple[int, float]:
-    """Return the images to evaluate after the last step's evaluation, and the seconds of everything
-    else then."""
-    if not setup.stage.needs.test:  # no classifier
-        return 0, FIGURE_SECONDS
-    count = len(images.test)
-    if images.test.labels is None:  # boxes or masks
-        passes = sum(scale**2 for scale in getattr(setup.config, "eval_scales", [1.0]))
-        return round(count * passes), FIGURE_SECONDS
-    # by the evaluation after the last step
-    is_evaluated = setup.stage.NAME == "finetune" and images.val is None
-    return 0 if is_evaluated else count, FIGURE_SECONDS
+# ---------------------------------------------------------------------- what all runs report
+def common_result(run: Run[TrainConfig], images: Stores) -> dict[str, Any]:
+    """Return the entries that the results of all trained runs share.
 
-
-def common_result(run: RunContext, setup: RunSetup, images: Stores) -> dict:
-    """Return the entries that the results of all stages share: training images, seed, time,
-    precision, remarks.
-
-    With ``train.minutes`` they are also ``minutes``, the ``epochs`` begun and the ``whole_epochs``.
-    Logs a warning if there is no whole epoch.
+    They are training images, seed, time, precision and remarks. With ``train.minutes`` they are
+    also ``minutes``, the ``epochs`` begun and the ``whole_epochs``. Logs a warning if there is no
+    whole epoch.
     """
-    minutes = setup.config.train.minutes
-    records = run.folder.metrics()
-    whole_epochs = 0
-    earlier_steps = 0
-    length = {}
+    length: dict[str, Any] = {}
+    minutes = run.config.train.minutes
     if minutes is not None:
-        for phase in setup.phases:
-            last_step = max(record["step"] for record in records if record["stage"] == phase.number)
-            whole_epochs += (last_step - earlier_steps) // (
-                phase.steps(len(images.train)) // phase.epochs
-            )
-            earlier_steps = last_step
-        length = {"minutes": minutes, "epochs": len(records), "whole_epochs": whole_epochs}
+        whole_epochs = _whole_epochs(run, len(images.train))
+        epochs = len(run.folder.metrics())
+        length = {"minutes": minutes, "epochs": epochs, "whole_epochs": whole_epochs}
         if not whole_epochs:
             log.warning(
-                "train.minutes %g: training ended before it had seen every image once. Try more minutes",
+                "train.minutes %g: training ended before it had seen every image once. "
+                "Try more minutes",
                 minutes,
             )
     return {
         **length,
         "train_size": len(images.train),
-        "seed": setup.config.seed,
+        "seed": run.config.seed,
         "seconds": round(run.seconds, 1),
         "precision": run.precision,
         "views": run.views,
         **images.remarks,
     }
+
+
+def _whole_epochs(run: Run[TrainConfig], images: int) -> int:
+    """Return how often training saw every image, over all phases."""
+    whole_epochs = 0
+    earlier_steps = 0
+    records = run.folder.metrics()
+    for phase in run.phases:
+        last_step = max(record["step"] for record in records if record["stage"] == phase.number)
+        steps_per_epoch = phase.steps(images) // phase.epochs
+        whole_epochs += (last_step - earlier_steps) // steps_per_epoch
+        earlier_steps = last_step
+    return whole_epochs

@@ -1,107 +1,82 @@
 """A backbone measured as it is, in minutes: kNN and a linear probe of its frozen features."""
 
-import tempfile
+import functools
 import time
-from dataclasses import replace
+from typing import Any
 
-from idmm.config import parsing
 from idmm.config.commands import ProbeConfig
 from idmm.data.registry import spec_of
 from idmm.data.store import Stores
 from idmm.evaluation.evaluate import readouts
 from idmm.evaluation.network import Network
 from idmm.progress import aligned, log
-from idmm.runs import common
+from idmm.runs.images import list_run_images
+from idmm.runs.networks import try_sizes
 from idmm.runs.outputs import largest_class, remarks
-from idmm.runs.resolve import run_stage
 from idmm.training.device import pick_device
-from idmm.training.run_folder import RunFolder
-from idmm.training.stage import RunSetup
+from idmm.training.run import Run
 
 READOUTS = {"knn": "kNN", "probe": "linear probe"}
 
 
-def command(config: ProbeConfig) -> str:
-    """Measure frozen features and return the table, see :func:`probe`."""
-    return "\n".join(table(probe(config)))
-
-
-def probe(config: ProbeConfig | dict | str) -> dict:
-    """Measure a frozen backbone and write ``result.json`` to ``config.out``, a folder like any
-    other run's, if given.
-
-    Args:
-        config: A ProbeConfig, a mapping of its keys ('idmm probe --help'), or the name of a YAML
-            file or recipe.
-
-    Returns:
-        The content of ``result.json``: ``top1`` (the linear probe's) and ``knn`` in percent,
-        ``top5`` None, ``mean_per_class`` (the probe's) if the dataset's literature reports it,
-        ``largest_class``, image counts, ``seed``, ``seconds``, and both ``readouts`` with
-        intervals.
-
-    Raises:
-        UserError: No such run, no labels, or a size that the model cannot take.
-        RunError: The features are not finite, or memory ran out.
-    """
-    config = parsing.build(ProbeConfig, config)
-    if config.out:
-        return run_stage(config)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # nothing is to be left
-        return run_stage(replace(config, out=folder))
-
-
-def run_one(setup: RunSetup) -> dict:
-    """Measure a backbone by a resolved config, on one split of the images. Otherwise as
-    :func:`probe`."""
-    config = setup.config
-    spec = setup.spec
-    common.check_sizes(setup)
-    folder = RunFolder(config.out, config, "auto")
-    with common.open_folder(setup, folder):
-        if folder.finished:
-            return folder.result()
+def measure_backbone(run: Run[ProbeConfig]) -> dict[str, Any]:
+    """Measure on one split of the images. Return the content of ``result.json``."""
+    list_images = functools.partial(list_run_images, run.config)
+    try_sizes(run)
+    with run.opened_folder():
+        if run.folder.finished:
+            return run.finished_result(list_images)
         started_at = time.monotonic()
-        setup, images = common.store_run_images(setup, setup.stage.list_images(), folder)
-        network = build_network(setup, config.init or spec.name)
-        result = measure(setup, network, images)
+        images = run.store(list_images(), run.folder)
+        network = build_network(run, run.config.init or run.spec.name)
+        result = measure(run, network, images)
         result["seconds"] = round(time.monotonic() - started_at, 1)
-        folder.finish(result)
+        run.folder.finish(result)
         return result
 
 
-def build_network(setup: RunSetup, label: str) -> Network:
-    """Build the frozen backbone of a probe with its weights and preprocessing. Messages begin with
-    ``label``.
+def build_network(run: Run[ProbeConfig], label: str) -> Network:
+    """Build the frozen backbone of a probe with its weights and preprocessing.
+
+    Messages begin with ``label``.
 
     Raises:
         UserError: The weights do not fit.
     """
-    config = setup.config
-    spec = setup.spec
-    device = pick_device(setup.config.device)
+    config = run.config
+    spec = run.spec
+    assert config.size is not None  # of a resolved config
+    device = pick_device(config.device)
     model = spec.build(config.size, config.seed)
-    if report := spec.load(model):
+    report = spec.load(model)
+    if report is not None:
         log.info("%s", report)
-    preprocessing = (config.size, config.crop_pct, spec.mean, spec.std)
-    return Network(model.eval().to(device), *preprocessing, device, config.batch_size, label)
+    return Network(
+        model.eval().to(device),
+        config.size,
+        config.crop_pct,
+        spec.mean,
+        spec.std,
+        device,
+        config.batch_size,
+        label,
+    )
 
 
-def about(setup: RunSetup) -> dict:
+def backbone_entries(run: Run[ProbeConfig]) -> dict[str, Any]:
     """Return the backbone's entries in results. With fresh weights ``init`` is None."""
-    return {"init": setup.config.init, "model": setup.spec.name, "size": setup.config.size}
+    return {"init": run.config.init, "model": run.spec.name, "size": run.config.size}
 
 
-def measure(setup: RunSetup, network: Network, images: Stores) -> dict:
-    """Measure frozen features by kNN and a linear probe; return the result without its
-    ``seconds``."""
-    config = setup.config
-    truth = images.test.labels
+def measure(run: Run[ProbeConfig], network: Network, images: Stores) -> dict[str, Any]:
+    """Measure features by kNN and a linear probe; return the result without ``seconds``."""
+    config = run.config
     classes = images.train.classes
-    features = {
-        part: (network.split_features(store, config.data.workers, part), store.labels)
-        for part, store in images.parts.items()
-    }
+    test = images.test
+    features = {}
+    for part, store in images.parts.items():
+        rows = network.split_features(store, config.data.workers, part)
+        features[part] = (rows, store.labels)
     measured = readouts(
         *features["train"],
         *features["test"],
@@ -109,65 +84,66 @@ def measure(setup: RunSetup, network: Network, images: Stores) -> dict:
         val=features.get("val"),
         metric=spec_of(config.data.name).metric,
         groups=images.train.groups,
-        test_groups=images.test.groups,
+        test_groups=test.groups,
         classes=classes,
         counted=config.data.fold is not None,
     )
     knn = measured["knn"]
     linear = measured["probe"]
-    result = {
-        "top1": linear["top1"],
-        "top5": None,
-        "knn": knn["top1"],
-        **{
-            name: linear[name]
-            for name in ("mean_per_class", "per_class", "per_group")
-            if name in linear
-        },
-        "largest_class": largest_class(truth),
-        **about(setup),
-        "precision": "fp32",
-        "crop_pct": config.crop_pct,
-        "dataset": config.data.name,
-        "num_classes": len(classes),
-        **{f"{part}_size": len(store) for part, store in images.parts.items()},
-        **images.remarks,
-        "seed": config.seed,
-        "readouts": {"probe": linear, "knn": knn},
-    }
-    if images.test.groups is not None:
-        result["test_groups"] = len(set(images.test.groups))
-    for line in remarks(result | linear):
-        log.warning("linear probe: %s", line)
+    result: dict[str, Any] = {"top1": linear["top1"], "top5": None, "knn": knn["top1"]}
+    for name in ("mean_per_class", "per_class", "per_group"):
+        if name in linear:
+            result[name] = linear[name]
+    result |= {"largest_class": largest_class(test.labels), **backbone_entries(run)}
+    result |= {"precision": "fp32", "crop_pct": config.crop_pct, "dataset": config.data.name}
+    result["num_classes"] = len(classes)
+    for part, store in images.parts.items():
+        result[f"{part}_size"] = len(store)
+    result |= images.remarks
+    result |= {"seed": config.seed, "readouts": {"probe": linear, "knn": knn}}
+    if test.groups is not None:
+        result["test_groups"] = len(set(test.groups))
+    for remark in remarks(result | linear):
+        log.warning("linear probe: %s", remark)
     return result
 
 
-def table(result: dict) -> list[str]:
+def table(result: dict[str, Any]) -> list[str]:
     """Return ``result.json`` of a probe as lines of text."""
     folds = result.get("folds")
-    first = folds[0] if folds else result
+    if folds:
+        return _table_of_folds(result, folds)
     counts = f"{result['train_size']:,} training and {result['test_size']:,} test images"
-    if folds:
-        counts = f"{result['test_size']:,} images, each tested once in {len(folds)} folds"
-    subject = f"{first['init'] or 'fresh weights'} ({first['model']}, {first['size']} px) on {first['dataset']}"
-    largest = f"the largest {result['largest_class']:.1f} % of the test images"
-    lines = [f"{subject}: {counts}, {result['num_classes']} classes, {largest}"]
-    if folds:
-        low, high = result["top1_interval"]
-        spread = f"mean ± standard deviation over folds {result['mean']['top1']:.1f} ± {result['std']['top1']:.1f}"
-        lines.append(f"  kNN {result['knn']:.1f}")
-        return [
-            *lines,
-            f"  linear probe {result['top1']:.1f}, 95 % interval {low:.1f} to {high:.1f}, {spread}",
-        ]
-    knn, linear = (result["readouts"][name] for name in READOUTS)
-    remarks = [f"k = {knn['k']}", f"C = {linear['strength']:g}, chosen by {linear['chosen_by']}"]
     rows = [["", "top1", "95 % interval", ""]]
-    for label, readout, remark in zip(READOUTS.values(), (knn, linear), remarks, strict=True):
-        interval = "{:.1f} to {:.1f}".format(*readout["top1_interval"])
-        if "mean_per_class" in readout:
-            mean = f", mean over classes {readout['mean_per_class']:.1f}"
+    for name, label in READOUTS.items():
+        readout = result["readouts"][name]
+        if name == "knn":
+            remark = f"k = {readout['k']}"
         else:
-            mean = ""
-        rows.append([label, f"{readout['top1']:.1f}", interval, remark + mean])
-    return [*lines, *(f"  {line}" for line in aligned(rows))]
+            remark = f"C = {readout['strength']:g}, chosen by {readout['chosen_by']}"
+        if "mean_per_class" in readout:
+            remark += f", mean over classes {readout['mean_per_class']:.1f}"
+        low, high = readout["top1_interval"]
+        rows.append([label, f"{readout['top1']:.1f}", f"{low:.1f} to {high:.1f}", remark])
+    return [_subject(result, result, counts), *(f"  {line}" for line in aligned(rows))]
+
+
+def _table_of_folds(result: dict[str, Any], folds: list[dict[str, Any]]) -> list[str]:
+    counts = f"{result['test_size']:,} images, each tested once in {len(folds)} folds"
+    low, high = result["top1_interval"]
+    mean = result["mean"]["top1"]
+    std = result["std"]["top1"]
+    return [
+        _subject(result, folds[0], counts),
+        f"  kNN {result['knn']:.1f}",
+        f"  linear probe {result['top1']:.1f}, 95 % interval {low:.1f} to {high:.1f}, "
+        f"mean ± standard deviation over folds {mean:.1f} ± {std:.1f}",
+    ]
+
+
+def _subject(result: dict[str, Any], first: dict[str, Any], counts: str) -> str:
+    """Return the table's first line. ``first`` has the network: the result or the first fold."""
+    weights = first["init"] or "fresh weights"
+    network = f"{weights} ({first['model']}, {first['size']} px)"
+    largest = f"the largest {result['largest_class']:.1f} % of the test images"
+    return f"{network} on {first['dataset']}: {counts}, {result['num_classes']} classes, {largest}"

@@ -1,16 +1,23 @@
-"""The training loop, on accelerate. It knows no method and no dataset: a method returns a loss for
-a batch."""
+"""The training loop, on accelerate. It knows no method and no dataset."""
 
 import contextlib
 import math
 import time
+from collections.abc import Generator
+from dataclasses import asdict
+from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3, distribute_bn
+from torch import Tensor, nn
 
 from idmm import distributed
+from idmm.batch import Batch, BatchFn
 from idmm.data.device_views import DeviceViews
-from idmm.data.loaders import AHEAD, BatchPlan, choose_workers, on_device, training_batches
+from idmm.data.loaders import choose_workers, on_device, training_batches
 from idmm.errors import Interrupted, RunError
 from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
@@ -21,80 +28,92 @@ from idmm.training.clock import Timer
 from idmm.training.device import enough_memory
 from idmm.training.log import epoch_line
 from idmm.training.optim import clip_gradients, create_optimizer
-from idmm.training.plan import Pace, PhasePlan, Position, TrainingState
-from idmm.training.run_context import RunContext
+from idmm.training.pace import Pace
+from idmm.training.plan import Best, PhasePlan, Position, TrainingState
+from idmm.training.run import Run, TrainConfig
 from idmm.training.schedule import learning_rate_of, weight_decay_schedule
+from idmm.training.stops import diverged, no_memory_to_train
 
+Loader = Generator[Batch, None, None]
 BAR_SECONDS = 0.5  # between two updates of the bar, each of which waits for the device
 COMPILE_FROM = {"cuda": 300.0}  # expected seconds, by device, from which compilation pays
-# measured steps, or time, after which the log has the expected end
-PACE_STEPS = 5
-PACE_SECONDS = 3.0
 
 
 class Loop:
-    """Trains a method through one phase, from its first step or from the run's checkpoint."""
+    """Trains a method through one phase, from its first step or from the run's checkpoint.
 
-    def __init__(self, run: RunContext, method: Method, plan: PhasePlan):
+    Args:
+        run: Open.
+        method: Its loss is trained. It is moved to the device by :meth:`start`.
+        plan: Of the phase.
+
+    Attributes:
+        position: Where the phase stands.
+        ema: Averaged weights, if the config has them.
+        best: The best epoch so far, with ``train.keep`` best.
+    """
+
+    accelerator: Accelerator
+    optimizer: AcceleratedOptimizer
+    schedule: Scheduler
+    batch_fn: BatchFn
+    bad_step: Tensor  # number of the first step whose loss is not finite, -1: none
+    bar: Bar
+
+    def __init__(self, run: Run[TrainConfig], method: Method, plan: PhasePlan):
         self.run = run
         self.method = method
         self.plan = plan
-        self.train = run.train
-        self.batches: BatchPlan = plan.batches
-        self.steps = plan.phase.epochs * self.batches.steps_per_epoch  # of the schedules
-        images = next(plan.batches.requests()).images
+        self.train = run.config.train
+        self.batches = plan.batches
+        self.clock = plan.clock
+        self.steps = plan.clock.length.steps
+        self.position = Position()
+        self.ema: ModelEmaV3 | None = None
+        self.best: Best | None = None
+        self.saved_at = -math.inf  # the first step saves a new run's state
+        self.logged_share = 0.0
+
+    def start(self) -> None:
+        """Decide precision and place of the views, build the optimizer, and load the checkpoint.
+
+        Raises:
+            UserError: The checkpoint is damaged.
+            RunError: Memory ran out.
+        """
+        images = next(self.batches.requests()).images
         with self._memory():
-            run.start(method, plan.transform, images)
-        self.accelerator = run.accelerator
+            self.accelerator = self.run.start(self.method, self.plan.transform, images)
         with self._memory():
             self._build()
-            self.batch_fn = run.place_views(plan.transform)
+            self.batch_fn = self.run.place_views(self.plan.transform)
             if self.train.compile:
                 self._compile()
-            self.position = Position()
             self.bad_step = torch.full((), -1, device=self.accelerator.device)
-            # epoch (from 1), value and weights of the best epoch so far
-            self.best: dict | None = None
-            self.timer: Timer | None = None  # of ``train.minutes``, from the first step on
-            # whether the last epoch that ended was the phase's last, and was evaluated
-            self.was_last = False
             self._resume()
-        self.pace = Pace()
-        self.end_logged = False
-        self.workers = choose_workers(run.workers, self.batch_fn, images)
-        # steps after the first one whose batches are ready by then, and their time
-        self.ready_steps = AHEAD * self.workers // self.train.accumulate
-        self.ready_seconds = 0.0
+        self.workers = choose_workers(self.run.config.data.workers, self.batch_fn, images)
+        self.pace = Pace(self.workers, self.train.accumulate)
 
-    def _memory(self) -> contextlib.AbstractContextManager:
-        otherwise = RunError(
-            f"out of memory with a batch of {self.batches.batch_size} images: try --train.accumulate "
-            f"{2 * self.train.accumulate} (the same step in smaller passes), a smaller --train.batch_size or "
-            "--train.precision bf16, in a new --out"
-        )
-        return enough_memory(otherwise)
+    def _memory(self) -> contextlib.AbstractContextManager[None]:
+        return enough_memory(no_memory_to_train(self.batches.batch_size, self.train.accumulate))
 
     def _build(self) -> None:
-        plan = self.plan
         method = self.method.to(self.accelerator.device)
         method.train()
-        scales = method.lr_scales
-        others = {
-            n: (child, scales.get(n, 1.0))
-            for n, child in method.named_children()
-            if n != "backbone"
-        }
-        optimizer = create_optimizer(method.backbone, others, self.train, plan.phase.lr)
-        self.schedule = learning_rate_of(
-            self.train, optimizer, self.batches.steps_per_epoch, self.steps
-        )
+        others = {}
+        for name, child in method.named_children():
+            if name != "backbone":
+                others[name] = (child, method.lr_scales.get(name, 1.0))
+        lr = self.plan.phase.lr
+        assert lr is not None  # of a resolved config
+        optimizer = create_optimizer(method.backbone, others, self.train, lr)
+        steps_per_epoch = self.batches.steps_per_epoch
+        self.schedule = learning_rate_of(self.train, optimizer, steps_per_epoch, self.steps)
         self.set_weight_decay = weight_decay_schedule(
             optimizer, self.steps, self.train.weight_decay_end
         )
         if self.train.ema:
             self.ema = ModelEmaV3(method.backbone, self.train.ema, use_warmup=True)
-        else:
-            self.ema = None
         self.model, self.optimizer = self.accelerator.prepare(method, optimizer)
 
     def _compile(self) -> None:
@@ -103,11 +122,12 @@ class Loop:
             self.batch_fn.compile()
 
     @property
-    def exported(self) -> torch.nn.Module:
+    def exported(self) -> nn.Module:
         """The backbone to evaluate and export: the EMA's, else the one that the method exports."""
         if self.ema is None:
             return self.method.exported
-        return self.ema.module
+        averaged: nn.Module = self.ema.module
+        return averaged
 
     def fit(self) -> None:
         """Train the phase to its end.
@@ -118,31 +138,28 @@ class Loop:
                 kept.
         """
         position = self.position
-        plan = self.plan
         with self._memory():
             loader = training_batches(
                 self.batch_fn, self.batches, self.workers, position.epoch, position.step
             )
-        has_state = self.run.earlier_steps or position.total_steps
-        # the first step saves a new run's state
-        if has_state:
+        if self.run.earlier_steps or position.total_steps:
             self.saved_at = clock.now()
-        else:
-            self.saved_at = -math.inf
+        is_timed = self.clock.planned_epochs is None
         self.bar = Bar(
-            desc=plan.phase.label,
-            total=self.steps if self.train.minutes is None else None,
+            desc=self.plan.phase.label,
+            total=None if is_timed else self.steps,
             initial=position.total_steps,
             unit="step",
             mininterval=BAR_SECONDS,
             disable=not self.run.folder.leader,
         )
-        self._start_timer()
-        self.logged_share = self._share(position.epoch)
+        self.clock.start(self.run.seconds, position.total_steps)
+        self._schedule_epoch()
+        self.logged_share = self.clock.share_after(position.epoch)
         self.run.interrupts.deferred = True
         try:
             with self._memory(), contextlib.closing(loader):
-                while not self._is_over():
+                while not self.clock.is_over(self.position.epoch):
                     epoch = self.position.epoch
                     self._epoch(epoch, loader)
                     self._end_epoch(epoch)
@@ -152,85 +169,64 @@ class Loop:
         self._save(self.position.epoch, 0)
         self.run.earlier_steps += self.position.total_steps
 
-    # ------------------------------------------------------------------ by the clock
-    def _start_timer(self) -> None:
-        """Start the phase's share of ``train.minutes``, or continue with the saved timer."""
-        if self.train.minutes is None:
-            return
-        self.timer = self.timer or self.plan.timer(self.run.seconds, self.train)
-        self._advance(self.timer.progress)
+    # ------------------------------------------------------------------ the clock
+    def _measured_progress(self) -> float:
+        """Return the progress by the clock of the first process; 0 in the others."""
+        if not self.run.folder.leader:
+            return 0.0
+        return self.clock.measure(self.run.seconds, self.position.total_steps)
 
     def _advance(self, progress: float) -> None:
-        """Set the progress of ``train.minutes``, which the first process measured."""
-        if self.timer is not None:
-            self.timer.advance(progress, self.position.total_steps)
-            self.method.scheduled_epoch = self.timer.progress * self.plan.phase.epochs
+        """Set the progress that the first process measured."""
+        self.clock.advance(progress, self.position.total_steps)
+        self._schedule_epoch()
 
-    def _measure_progress(self) -> float:
-        """Return the progress by the clock of the first process; 0 in the others and without
-        ``train.minutes``."""
-        if self.timer is None or not self.run.folder.leader:
-            return 0.0
-        return self.timer.measure(self.run.seconds, self.position.total_steps)
-
-    def _is_over(self) -> bool:
-        """Return whether the phase is over. If time ran out after an epoch, one more step is made
-        and evaluated."""
-        if self.timer is None:
-            return self.position.epoch == self.batches.epochs
-        return self.was_last
+    def _schedule_epoch(self) -> None:
+        self.method.scheduled_epoch = self.clock.recipe_epochs(self.plan.phase.epochs)
 
     def _is_last(self, epoch: int) -> bool:
-        """Return whether an epoch that just ended is the last: no time remains for its evaluation
-        and another step."""
-        if self.timer is None:
-            return epoch + 1 == self.batches.epochs
+        """Return whether an epoch that just ended is the last one of the phase."""
         images = sum(evaluator.images for evaluator in self._due(epoch))
-        seconds = (
-            self.timer.eval_seconds(images) + self.timer.image_seconds * self.batches.batch_size
-        )
-        is_last = self.timer.progress >= 1 or self.timer.remaining(self.run.seconds) < seconds
-        if is_last := distributed.broadcast(is_last):
-            self._advance(1.0)
+        is_last = self.clock.is_last_epoch(epoch, self.run.seconds, images)
+        is_last = bool(distributed.broadcast(is_last))
+        if is_last:
+            self.clock.end_phase(self.position.total_steps)
+            self._schedule_epoch()
         return is_last
 
     def _log_end(self, step_seconds: float) -> float:
-        """Log the number of steps and the expected end of training. Return the seconds until
-        then."""
-        if self.timer is None:
-            steps = f"{self.steps} steps"
-            epochs = self.batches.epochs
-            eval_images = sum(
-                evaluator.images
-                * (-(-epochs // evaluator.every) - self.position.epoch // evaluator.every)
-                for evaluator in self.plan.evaluators
-            )
-            image_seconds = step_seconds * self.batches.steps_per_epoch / self.batches.count
-            remaining_steps = self.steps - self.position.total_steps
-            seconds = remaining_steps * step_seconds + clock.FORWARD * image_seconds * eval_images
-        else:
-            # by max_epochs
-            most = self.batches.epochs * self.batches.steps_per_epoch - self.position.total_steps
-            seconds = max(0.0, min(self.timer.remaining(self.run.seconds), most * step_seconds))
-            count = self.position.total_steps + seconds / step_seconds
-            steps = f"about {count:.0f} steps by train.minutes {self.train.minutes:g}"
-        end = time.strftime("%H:%M", time.localtime(time.time() + seconds))
-        line = "%s: %s of about %.2g s each. Training ends at about %s, in %s"
-        log.info(line, self.plan.phase.label, steps, step_seconds, end, duration(seconds))
-        return seconds
+        """Log the number of steps and the expected end of training.
+
+        Returns:
+            The seconds until then.
+        """
+        position = self.position
+        expected = self.clock.forecast(
+            step_seconds, self.run.seconds, position.epoch, position.total_steps
+        )
+        end = time.localtime(time.time() + expected.seconds)
+        log.info(
+            "%s: %s of about %.2g s each. Training ends at about %s, in %s",
+            self.plan.phase.label,
+            expected.steps,
+            step_seconds,
+            time.strftime("%H:%M", end),
+            duration(expected.seconds),
+        )
+        return expected.seconds
 
     # ------------------------------------------------------------------ steps
-    def _epoch(self, epoch: int, loader) -> None:
+    def _epoch(self, epoch: int, loader: Loader) -> None:
         position = self.position
-        started_at = clock.now() - self.position.seconds
+        started_at = clock.now() - position.seconds
         while position.step < self.batches.steps_per_epoch:
-            if self.timer is not None and self.timer.progress >= 1 and position.step:
+            if position.step and self.clock.is_up():
                 break
             images = self.batches.step_size(position.step)
             step_started_at = clock.now()
             loss = self._step(epoch, position.step, loader)
-            position.step = position.step + 1
-            position.total_steps = position.total_steps + 1
+            position.step += 1
+            position.total_steps += 1
             position.seconds = clock.now() - started_at
             # without the time of a checkpoint
             self._count_pace(clock.now() - step_started_at, images)
@@ -241,160 +237,131 @@ class Loop:
                 self._show(loss)
             self.bar.update()
             should_stop, should_save, progress = distributed.largest(
-                self.run.interrupts.requested, should_save, self._measure_progress()
+                self.run.interrupts.requested, should_save, self._measured_progress()
             )
             self._advance(progress)
             if should_stop or should_save:
                 self._save(epoch, position.step)
             if should_stop:
                 raise Interrupted(
-                    f"interrupted. The same command resumes from epoch {epoch + 1}, step {position.step}"
+                    f"interrupted. The same command resumes from epoch {epoch + 1}, "
+                    f"step {position.step}"
                 )
         self._check_finite()  # waits for the device
         position.seconds = clock.now() - started_at
 
-    def _show(self, loss: torch.Tensor) -> None:
+    def _show(self, loss: Tensor) -> None:
         """Show the loss, the learning rate and the time that remains beside the bar."""
-        text = f"loss {loss.item():.4g}, lr {self._lr():.2e}"
-        if self.timer is not None:
-            text += f", {duration(self.timer.remaining(self.run.seconds))} to go"
+        remaining = self.clock.remaining_text(self.run.seconds)
+        text = f"loss {loss.item():.4g}, lr {self._lr():.2e}{remaining}"
         self.bar.set_postfix_str(text, refresh=False)
 
     def _count_pace(self, seconds: float, images: int) -> None:
         """Count the time of a step, and log the expected end after the first ones."""
         pace = self.pace
         pace.add(seconds, images)
-        if not pace.steps:
+        if pace.image_seconds is not None:
+            self.clock.count_step(pace.image_seconds)
+        step_seconds = pace.step_seconds()
+        if step_seconds is None:
             return
-        if self.timer is not None:
-            self.timer.image_seconds = pace.seconds / pace.images
-        if self.end_logged:
-            return
-        if pace.steps == self.ready_steps:
-            self.ready_seconds = pace.seconds
-        steps = pace.steps - self.ready_steps
-        taken = pace.seconds - self.ready_seconds
-        if steps < max(PACE_STEPS, self.workers):  # workers that started together finish together
-            steps = pace.steps
-            taken = pace.seconds
-            if taken < PACE_SECONDS:
-                return
-        self.end_logged = True
-        seconds = self._log_end(taken / steps)
-        if self.train.compile is None and seconds >= COMPILE_FROM.get(
-            self.accelerator.device.type, math.inf
-        ):
+        remaining = self._log_end(step_seconds)
+        enough = COMPILE_FROM.get(self.accelerator.device.type, math.inf)
+        if self.train.compile is None and remaining >= enough:
             torch._dynamo.config.suppress_errors = True  # what cannot be compiled stays as it is
             self._compile()
-            self.pace = Pace()
+            pace.restart()
 
-    def _step(self, epoch: int, step: int, loader) -> torch.Tensor:
+    def _step(self, epoch: int, step: int, loader: Loader) -> Tensor:
         """Make one optimizer step of ``accumulate`` micro-batches; return the last one's loss."""
         number = self.position.total_steps
-        # in the schedules
-        lr_step = number
-        elapsed_steps = number
-        if self.timer is not None:
-            lr_step = self.steps * self.timer.schedule_progress(number)
-            elapsed_steps = self.steps * self.timer.progress
+        lr_step, elapsed_steps = self.clock.schedule_steps(number)
         self.schedule.step_update(lr_step)
         self.set_weight_decay(elapsed_steps)
+        step_share = self.batches.step_size(step) / distributed.world()
         for micro in range(self.train.accumulate):
             batch = next(loader)
+            values = None
             try:
-                out = self._backward(batch, epoch, micro)
+                values = self._backward(batch, epoch, micro)
             except torch.OutOfMemoryError as error:
                 # there are gradients already, or others wait for them
                 if micro or distributed.world() > 1:
                     raise
                 batch = loader.throw(error)
-                out = None
-            if out is None:  # outside, so that the memory of the first try is free
+            if values is None:  # outside, so that the memory of the first try is free
                 self.optimizer.zero_grad()
-                out = self._backward(batch, epoch, micro)
-            self._add_to_sums(
-                out, batch["weight"] * self.batches.step_size(step) / distributed.world(), number
-            )
+                values = self._backward(batch, epoch, micro)
+            self.position.sums.add(values, batch["weight"] * step_share)
+            self._note_if_bad(values["loss"], number)
         self.method.before_step(epoch)
         if self.train.clip_grad:
             self.accelerator.unscale_gradients()
-            clip_gradients(self.method, self.train.clip_grad, self.train.clip_grad_mode == "tensor")
+            is_per_tensor = self.train.clip_grad_mode == "tensor"
+            clip_gradients(self.method, self.train.clip_grad, is_per_tensor)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.method.after_step(elapsed_steps)
         if self.ema is not None:
             self.ema.update(self.method.backbone, step=number + 1)
-        return out["loss"].detach()
+        return values["loss"].detach()
 
-    def _backward(self, batch: dict, epoch: int, micro: int) -> dict:
+    def _backward(self, batch: Batch, epoch: int, micro: int) -> dict[str, Tensor]:
         """Add the gradients of a micro-batch. Return its loss and values for the log."""
-        number = (self.plan.phase.number, self.position.total_steps)
-        key = derive(self.run.seed, "step", *number, micro, distributed.rank())
+        phase = self.plan.phase.number
+        step = self.position.total_steps
+        key = derive(self.run.config.seed, "step", phase, step, micro, distributed.rank())
         is_last = micro == self.train.accumulate - 1
         batch = on_device(batch, self.accelerator.device)
-        with (
-            contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model),
-            seeded(key),
-        ):
-            out = self.model(batch, key, epoch)
-            self.accelerator.backward(out["loss"] * batch["weight"])
-        return out
+        sync = contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model)
+        with sync, seeded(key):
+            values: dict[str, Tensor] = self.model(batch, key, epoch)
+            self.accelerator.backward(values["loss"] * batch["weight"])
+        return values
 
-    def _add_to_sums(self, out: dict, images: float, number: int) -> None:
-        """Add to the epoch's sums and save the number of the first bad step, without waiting for
-        the device."""
-        sums = self.position.sums
-        for name, value in out.items():
-            value = value.detach().float() * images
-            sums[name] = sums.get(name, 0) + value
-        is_bad = ~torch.isfinite(out["loss"].detach())
+    def _note_if_bad(self, loss: Tensor, number: int) -> None:
+        """Save the number of the first step with a bad loss, without waiting for the device."""
+        is_bad = ~torch.isfinite(loss.detach())
         self.bad_step = torch.where(is_bad & (self.bad_step < 0), number, self.bad_step)
 
     # ------------------------------------------------------------------ the end of an epoch
     def _end_epoch(self, epoch: int) -> None:
         position = self.position
         is_last = self._is_last(epoch)
-        self.was_last = is_last
         images = min(self.batches.count, position.step * self.batches.batch_size)
-        values = {name: value / images for name, value in self._total_sums().items()}
+        means = {name: value / images for name, value in self.position.sums.totals().items()}
         record = {
             "epoch": epoch + 1,
             "stage": self.plan.phase.number,
             "step": self.run.earlier_steps + position.total_steps,
-            "loss": values.pop("loss"),
+            "loss": means.pop("loss"),
             "lr": self._lr(),
             "seconds": round(position.seconds, 3),
             "images_per_s": round(images / max(1e-9, position.seconds), 2),
-            **values,
+            **means,
             **self._evaluate(epoch, self.plan.evaluators if is_last else self._due(epoch)),
         }
         self._keep_best(record)
-        before = self.logged_share
-        self.logged_share = self._share(epoch + 1)
-        if line := epoch_line(
-            record, None if self.timer else self.batches.epochs, before, self.logged_share
-        ):
+        share_before = self.logged_share
+        self.logged_share = self.clock.share_after(epoch + 1)
+        line = epoch_line(record, self.clock.planned_epochs, share_before, self.logged_share)
+        if line:
             log.info("%s %s", self.plan.phase.label, line)
         self.run.folder.add_metrics(record)
         self.position = Position(epoch + 1, total_steps=position.total_steps)
-        if self.timer is not None:
-            self._advance(distributed.largest(self._measure_progress())[0])
+        (progress,) = distributed.largest(self._measured_progress())
+        self._advance(progress)
 
-    def _share(self, epochs: int) -> float:
-        """Return the share of the phase that is over after that many epochs."""
-        if self.timer is None:
-            return epochs / self.batches.epochs
-        return self.timer.progress
-
-    def _keep_best(self, record: dict) -> None:
+    def _keep_best(self, record: dict[str, Any]) -> None:
         """Copy the weights if the epoch is the best so far. They are part of the state."""
+        if self.plan.keep is None:
+            return
         value = record.get(self.plan.keep)
-        if value is not None and (self.best is None or value > self.best["value"]):
-            weights = {
-                name: tensor.to("cpu", copy=True)
-                for name, tensor in self.exported.state_dict().items()
-            }
-            self.best = {"epoch": record["epoch"], "value": value, "weights": weights}
+        if value is not None and (self.best is None or value > self.best.value):
+            weights = {}
+            for name, tensor in self.exported.state_dict().items():
+                weights[name] = tensor.to("cpu", copy=True)
+            self.best = Best(record["epoch"], value, weights)
 
     def _due(self, epoch: int) -> list[Evaluator]:
         """Return the evaluators that an epoch calls if it is not the last."""
@@ -404,7 +371,7 @@ class Loop:
 
     def _evaluate(self, epoch: int, evaluators: list[Evaluator]) -> dict[str, float]:
         """Return the values of the evaluators after an epoch."""
-        values = {}
+        values: dict[str, float] = {}
         started_at = clock.now()
         if distributed.world() > 1:  # the first process's statistics are exported
             distribute_bn(self.exported, distributed.world())
@@ -414,79 +381,65 @@ class Loop:
         except Interrupted:
             self._save(epoch, self.position.step)
             raise
-        if self.timer is not None and evaluators:
+        if evaluators:
             images = sum(evaluator.images for evaluator in evaluators)
-            self.timer.eval_image_seconds = (clock.now() - started_at) / images
+            self.clock.count_evaluation((clock.now() - started_at) / images)
         return values
-
-    def _total_sums(self) -> dict[str, float]:
-        """Return the epoch's sums so far over all processes."""
-        names = sorted(self.position.sums)
-        if not names:
-            return {}
-        sums = torch.stack([self.position.sums[name] for name in names])
-        if distributed.world() > 1:
-            torch.distributed.all_reduce(sums)
-        return dict(zip(names, sums.tolist(), strict=True))
 
     def _lr(self) -> float:
         group = self.optimizer.param_groups[0]
-        return group["lr"] / group.get("lr_scale", 1.0)
+        return float(group["lr"] / group.get("lr_scale", 1.0))
 
     # ------------------------------------------------------------------ the state
     def _check_finite(self) -> None:
         """Raise RunError if any process had a loss that is not finite. All must call together."""
         bad_steps = [step for step in distributed.gather(int(self.bad_step)) if step >= 0]
         if bad_steps:
-            raise self._divergence("the loss is not finite", min(bad_steps))
+            raise self._divergence("the loss is", min(bad_steps))
 
-    def _divergence(self, what: str, step: int) -> RunError:
-        epoch = step // self.batches.steps_per_epoch
-        if self.timer is None:
+    def _divergence(self, subject: str, step: int) -> RunError:
+        lr = self._lr()
+        if self.clock.planned_epochs is not None:
             lr = self.schedule._get_lr(step)[0]
-        else:
-            lr = self._lr()
-        remedies = ["lower --train.lr"]
-        if not self.train.clip_grad:
-            remedies.append("set --train.clip_grad 1")
-        if self.run.precision != "fp32":
-            remedies.append("set --train.precision fp32")
-        where = (
-            f"at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}){self.run.folder.checkpoint_note}"
-        )
-        return RunError(f"{what} {where}: {' or '.join(remedies)}, in a new --out", shared=True)
+        epoch = step // self.batches.steps_per_epoch
+        note = self.run.folder.checkpoint_note
+        moment = f"at step {step + 1} (epoch {epoch + 1}, lr {lr:.3g}){note}"
+        return diverged(subject, moment, self.train, self.run.precision)
 
     def _save(self, epoch: int, step: int) -> None:
         """Write the checkpoint, a :class:`TrainingState`."""
         self._check_finite()
-        ruined = not all(bool(torch.isfinite(p).all()) for p in self.method.parameters())
-        if distributed.largest(ruined)[0]:  # by the step after a finite loss
-            raise self._divergence("the weights are not finite", self.position.total_steps - 1)
+        is_ruined = not all(bool(torch.isfinite(p).all()) for p in self.method.parameters())
+        if distributed.largest(is_ruined)[0]:  # by the step after a finite loss
+            raise self._divergence("the weights are", self.position.total_steps - 1)
         self.saved_at = clock.now()
-        sums = self._total_sums()
-        if not self.run.folder.leader:
-            return
-        self.run.folder.save_state(
-            TrainingState(
-                stage=self.plan.phase.number,
-                epoch=epoch,
-                step=step,
-                steps=[self.run.earlier_steps, self.position.total_steps],
-                epoch_seconds=self.position.seconds,
-                seconds=self.run.seconds,
-                timer=None if self.timer is None else vars(self.timer).copy(),
-                sums=sums,
-                precision=self.run.precision,
-                channels_last=self.run.channels_last,
-                views=self.run.views,
-                method=self.method.state_dict(),
-                optimizer=self.optimizer.state_dict(),
-                ema=None if self.ema is None else self.ema.module.state_dict(),
-                scaler=None
-                if self.accelerator.scaler is None
-                else self.accelerator.scaler.state_dict(),
-                best=self.best,
-            )
+        sums = self.position.sums.totals()
+        if self.run.folder.leader:
+            self.run.folder.save_state(self._state(epoch, step, sums))
+
+    def _state(self, epoch: int, step: int, sums: dict[str, float]) -> TrainingState:
+        run = self.run
+        assert run.precision is not None and run.channels_last is not None
+        assert run.views is not None  # all are decided by start()
+        timer = self.clock.timer
+        scaler = self.accelerator.scaler
+        return TrainingState(
+            stage=self.plan.phase.number,
+            epoch=epoch,
+            step=step,
+            steps=[run.earlier_steps, self.position.total_steps],
+            epoch_seconds=self.position.seconds,
+            seconds=run.seconds,
+            timer=timer and asdict(timer),
+            sums=sums,
+            precision=run.precision,
+            channels_last=run.channels_last,
+            views=run.views,
+            method=self.method.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            ema=self.ema and self.ema.module.state_dict(),
+            scaler=scaler and scaler.state_dict(),
+            best=self.best and vars(self.best).copy(),
         )
 
     def _load(self, state: TrainingState) -> None:
@@ -494,30 +447,27 @@ class Loop:
         self.optimizer.load_state_dict(state.optimizer)
         if self.ema is not None:
             self.ema.module.load_state_dict(state.ema)
-        if self.accelerator.scaler is not None and state.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state.scaler)
-        self.best = state.best
-        self.timer = state.timer and Timer(**state.timer)
+        scaler = self.accelerator.scaler
+        if scaler is not None and state.scaler is not None:
+            scaler.load_state_dict(state.scaler)
+        self.best = state.best and Best(**state.best)
         self.run.earlier_steps, total_steps = state.steps
+        # between epochs only the end of a phase is saved
+        at_end = state.step == 0 and total_steps > 0
+        self.clock.load(state.timer and Timer(**state.timer), at_end)
+        self.position = Position(state.epoch, state.step, total_steps, state.epoch_seconds)
         share = float(self.run.folder.leader)  # the sums are added up over processes
-        sums = {
-            n: torch.tensor(v * share, device=self.accelerator.device)
-            for n, v in state.sums.items()
-        }
-        self.position = Position(state.epoch, state.step, total_steps, state.epoch_seconds, sums)
+        self.position.sums.load(state.sums, share, self.accelerator.device)
 
     def _resume(self) -> None:
-        """Load the checkpoint of a resumed run, and remove the metrics that were written after
-        it."""
-        state = self.run.folder.state
-        self.run.folder.state = None
+        """Load the checkpoint of a resumed run, and remove metrics that were written after it."""
+        folder = self.run.folder
+        state = folder.state
+        folder.state = None
         if state is None:
             return
-        with self.run.folder.reading_state():
+        with folder.reading_state():
             self._load(state)
-        # between epochs only the end of a phase is saved
-        self.was_last = state.step == 0 and state.steps[1] > 0
-        self.run.folder.take_back(self.plan.phase.number, state.epoch + 1)
-        log.info(
-            "%s resumes from epoch %d, step %d", self.plan.phase.label, state.epoch + 1, state.step
-        )
+        folder.take_back(self.plan.phase.number, state.epoch + 1)
+        label = self.plan.phase.label
+        log.info("%s resumes from epoch %d, step %d", label, state.epoch + 1, state.step)

@@ -110,7 +110,8 @@ class RunFolder:
         check_resume(self.path, used, resume)
         if used:
             old = read_file(self.path / "config.yaml")
-            check_config(self.path, parsing.flatten(old), parsing.flatten(parsing.to_dict(config)))
+            new = parsing.with_command(config)
+            check_config(self.path, parsing.flatten(old), parsing.flatten(new))
         else:  # a run that died before its first checkpoint leaves nothing to this one
             for path in (self.path / "metrics.jsonl", *(self.path / "last").glob("*.json")):
                 path.unlink(missing_ok=True)

@@ -1,11 +1,11 @@
-"""Detection and segmentation: from images with boxes or masks to a trained network, its scores and
-predictions."""
+"""Detection and segmentation: from images with boxes or masks to a network and its scores."""
 
+import functools
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from PIL import Image
 from torch import nn
 
 from idmm import distributed
-from idmm.config import DetectConfig, SegmentConfig, parsing
+from idmm.config import DetectConfig, SegmentConfig
+from idmm.config.phases import Phase
 from idmm.data.image_store import ImageStore
 from idmm.data.loaders import own_batches
+from idmm.data.store import Stores
 from idmm.dense.evaluate import (
     Scores,
     classes_on_file,
@@ -25,10 +27,10 @@ from idmm.dense.evaluate import (
     segmented,
 )
 from idmm.dense.network import Detector, Segmenter, build_network
-from idmm.dense.read import split_classes
-from idmm.dense.targets import outlined
+from idmm.dense.read import read_images, split_classes
+from idmm.dense.targets import DenseListing, outlined
 from idmm.dense.transforms import DenseTransform
-from idmm.errors import RunError, UserError
+from idmm.errors import Fault, RunError, UserError
 from idmm.evaluation.evaluate import evaluating
 from idmm.evaluation.evaluators import Evaluator
 from idmm.files import replacing, write_csv, write_text
@@ -36,142 +38,142 @@ from idmm.methods.base import Method
 from idmm.models.base import Tensors
 from idmm.models.build import one_image_norms
 from idmm.progress import counting, log
-from idmm.runs import common
+from idmm.runs.images import check_images
+from idmm.runs.networks import build_backbone, try_sizes
 from idmm.runs.outputs import common_result, export, load_best
-from idmm.runs.resolve import run_stage
+from idmm.runs.plan import plan_phase
 from idmm.seeding import derive, seeded
 from idmm.training.device import enough_memory
 from idmm.training.log import SCORES
 from idmm.training.loop import Loop
-from idmm.training.run_context import RunContext
-from idmm.training.stage import RunSetup
+from idmm.training.run import Run
+
+DenseRun = Run[DetectConfig | SegmentConfig]
 
 
-def detect(config: DetectConfig | dict | str) -> dict:
-    """Train a detector and write it, its average precision and its boxes on the test images to
-    ``config.out``.
-
-    The network is torchvision's Faster R-CNN on a feature pyramid of the backbone, or Mask R-CNN if
-    all training boxes have an outline. With ``model.cascade`` three heads refine the boxes. Images
-    lie on a square of ``train.size``, or with ``augment.short_side`` on a canvas of the batch.
-    Boxes and masks are compared at the size of the files.
-
-    Args:
-        config: A DetectConfig, a mapping of its keys ('idmm detect --help'), or the name of a YAML
-            file or recipe.
-
-    Returns:
-        The content of ``result.json``. It has ``ap`` (COCO's: the mean over classes and
-        intersections over union of 0.50 to 0.95), ``ap50`` and ``ap75``, with masks also
-        ``mask_ap``, ``mask_ap50`` and ``mask_ap75``, in percent on the test split, of the last
-        epoch or, with ``train.keep`` best, of ``kept_epoch``. They are None if the split has no
-        object. Further keys are ``num_classes``, ``train_size``, ``test_size``, ``epochs``,
-        ``minutes`` (if set), ``seed``, ``seconds`` over all resumes and ``precision``.
-
-    Raises:
-        UserError: A mistake in the config or the data.
-        RunError: Training cannot continue (diverged, out of memory, disk full).
-        Interrupted: Ctrl-C or another stop signal, after the state was saved.
-    """
-    return run_stage(parsing.build(DetectConfig, config))
+def train_detector(run: Run[DetectConfig]) -> dict[str, Any]:
+    """Train and evaluate a network for boxes. Return the content of ``result.json``."""
+    return _train(run, BoxEvaluator, "ap")
 
 
-def segment(config: SegmentConfig | dict | str) -> dict:
-    """Train a semantic segmentation and write it, its mIoU and its masks of the test images to
-    ``config.out``.
-
-    The network is UPerNet on the backbone's maps. Images lie on a square of ``train.size``. Masks
-    are compared at the size of the files.
-
-    Args:
-        config: A SegmentConfig, a mapping of its keys ('idmm segment --help'), or the name of a
-            YAML file or recipe.
-
-    Returns:
-        The content of ``result.json``. It has ``miou`` (the mean of the classes' intersection over
-        union), ``macc`` (the mean share of their pixels that are right) and ``pixel_accuracy``, in
-        percent on the test split, of the last epoch or, with ``train.keep`` best, of
-        ``kept_epoch``. They are None if no pixel has a class. Further keys are those of
-        :func:`idmm.detect`.
-
-    Raises:
-        UserError: A mistake in the config or the data.
-        RunError: Training cannot continue (diverged, out of memory, disk full).
-        Interrupted: Ctrl-C or another stop signal, after the state was saved.
-    """
-    return run_stage(parsing.build(SegmentConfig, config))
+def train_segmenter(run: Run[SegmentConfig]) -> dict[str, Any]:
+    """Train and evaluate a network for masks. Return the content of ``result.json``."""
+    return _train(run, PixelEvaluator, "miou")
 
 
-def run_one(setup: RunSetup) -> dict:
-    """Train and evaluate a network for boxes or masks by a resolved config."""
-    config, (phase,) = setup.config, setup.phases
-    is_detection = isinstance(config, DetectConfig)
-    evaluator_class, metric = (BoxEvaluator, "ap") if is_detection else (PixelEvaluator, "miou")
-    with common.open_run(setup) as run:
+def _train(run: DenseRun, evaluate: type["DenseEvaluator"], metric: str) -> dict[str, Any]:
+    config = run.config
+
+    def list_images() -> DenseListing:
+        listing = read_images(config.COMMAND, config.data)
+        check_images(config.needs, listing)
+        return listing
+
+    try_sizes(run, functools.partial(build_dense, run, classes=1, masks=False))
+    with run.opened():
         if run.folder.finished:
-            return run.folder.result()
-
-        # ------------------------------------------------------------------ images
-        listing = setup.stage.list_images()
-        if config.train.keep == "best" and not split_classes(listing.val):
-            raise UserError(
-                "train.keep: best chooses by val, which has no object. Add some, or use --train.keep last"
-            )
-        setup, stores = common.store_run_images(setup, listing, run.folder)
+            return run.finished_result(list_images)
+        listing = list_images()
+        check_best(run, listing)
+        stores = run.store(listing, run.folder)
         has_outlines = outlined(stores.train.targets)
-
-        # ------------------------------------------------------------------ training
-        backbone = common.build_backbone(setup, phase)
-        if run.is_new and (report := setup.spec.load(backbone)):
-            log.info("%s", report)
-        with seeded(derive(config.seed, "method")):
-            layers = config.layers(len(stores.train.classes), has_outlines)
-            method = DenseMethod(build_network(backbone, phase.size, setup.spec.in_chans, **layers))
-        evaluator = evaluator_class(run, setup, stores.val or stores.test, listing.categories)
-        key = derive(config.seed, "stage", phase.number)
-        transform = DenseTransform(
-            stores.train, config.train.size, setup.spec.mean, setup.spec.std, config.augment, key
-        )
-        loop = Loop(
-            run, method, common.plan_phase(setup, phase, stores, transform, [evaluator], metric)
-        )
+        method = build_method(run, len(stores.train.classes), has_outlines)
+        evaluator = evaluate(run, stores.val or stores.test, listing.categories)
+        loop = build_loop(run, stores, method, evaluator, metric)
+        loop.start()
         loop.fit()
-
-        # ------------------------------------------------------------------ results
         best = load_best(loop, metric)
         if stores.val is not None:
-            evaluator = evaluator_class(run, setup, stores.test, listing.categories)
-        advice = "Repeat the command with more free memory to continue from here"
-        with enough_memory(
-            RunError(f"out of memory with {evaluator.batch_size} images at a time. {advice}")
-        ):
-            scores = evaluator.latest or evaluator.scores(loop.exported, final=True)
-        if run.folder.leader:
-            evaluator.write(run.folder.path)
-        shown = {
-            name: "undefined" if value is None else f"{value:.2f}" for name, value in scores.items()
-        }
-        text = ", ".join(map(" ".join, shown.items()))
-        log.info("%s: %s on %d test images", run.folder.path, text, len(stores.test))
-        info = {
-            "task": config.STAGE,
+            evaluator = evaluate(run, stores.test, listing.categories)
+        scores = final_scores(run, loop, evaluator)
+        entries = {
+            "task": config.COMMAND,
             "classes": stores.train.classes,
             "categories": listing.categories,
-            "layers": layers,
+            "layers": config.layers(len(stores.train.classes), has_outlines),
             "side": config.train.size,
             "short_side": config.tested_short_side,
         }
-        export(run, loop, setup, stores, loop.exported.backbone.state_dict(), info)
+        backbone = loop.exported.backbone.state_dict()
+        export(run, stores, loop, backbone, entries, config.COMMAND)
         result = {
             **scores,
             **best,
             "epochs": loop.position.epoch,
             "num_classes": len(stores.train.classes),
             "test_size": len(stores.test),
-            **common_result(run, setup, stores),
+            **common_result(run, stores),
         }
         run.folder.finish(result)
         return result
+
+
+def check_best(run: DenseRun, listing: DenseListing) -> None:
+    """Raise UserError if the best epoch is to be chosen on images without an object."""
+    if run.config.train.keep == "best" and not split_classes(listing.val):
+        raise UserError(
+            Fault(
+                "train.keep",
+                "best chooses by val, which has no object",
+                "Add some, or use --train.keep last",
+            )
+        )
+
+
+def build_dense(
+    run: DenseRun, phase: Phase, backbone: nn.Module, classes: int, masks: bool
+) -> Detector | Segmenter:
+    """Build the network of a phase on its backbone."""
+    layers = run.config.layers(classes, masks)
+    return build_network(backbone, phase.size, run.spec.in_chans, **layers)
+
+
+def build_method(run: DenseRun, classes: int, masks: bool) -> "DenseMethod":
+    """Build the network and its loss. A new run loads the weights of ``init``."""
+    (phase,) = run.phases
+    backbone = build_backbone(run, phase)
+    if run.is_new:
+        report = run.spec.load(backbone)
+        if report is not None:
+            log.info("%s", report)
+    with seeded(derive(run.config.seed, "method")):
+        return DenseMethod(build_dense(run, phase, backbone, classes, masks))
+
+
+def build_loop(
+    run: DenseRun, stores: Stores, method: "DenseMethod", evaluator: "DenseEvaluator", metric: str
+) -> Loop:
+    """Build the training loop."""
+    config = run.config
+    (phase,) = run.phases
+    key = derive(config.seed, "stage", phase.number)
+    transform = DenseTransform(
+        stores.train, config.train.size, run.spec.mean, run.spec.std, config.augment, key
+    )
+    keep = metric if config.train.keep == "best" else None
+    passes = sum(scale**2 for scale in config.tested_scales)
+    final_images = round(len(stores.test) * passes)
+    count = len(stores.train)
+    plan = plan_phase(run, phase, count, transform, [evaluator], keep, final_images)
+    return Loop(run, method, plan)
+
+
+def final_scores(run: DenseRun, loop: Loop, evaluator: "DenseEvaluator") -> Scores:
+    """Return the scores of the test images, write their tables, and log them."""
+    no_memory = RunError(
+        f"out of memory with {evaluator.batch_size} images at a time. "
+        "Repeat the command with more free memory to continue from here"
+    )
+    with enough_memory(no_memory):
+        scores = evaluator.latest or evaluator.scores(loop.exported, final=True)
+    if run.folder.leader:
+        evaluator.write(run.folder.path)
+    texts = []
+    for name, value in scores.items():
+        shown = "undefined" if value is None else f"{value:.2f}"
+        texts.append(f"{name} {shown}")
+    log.info("%s: %s on %d test images", run.folder.path, ", ".join(texts), evaluator.images)
+    return scores
 
 
 class DenseMethod(Method):
@@ -208,23 +210,20 @@ class DenseEvaluator(Evaluator):
     per_class: dict[str, np.ndarray]
     counts: np.ndarray
 
-    def __init__(
-        self, run: RunContext, setup: RunSetup, store: ImageStore, categories: Sequence[int]
-    ):
+    def __init__(self, run: DenseRun, store: ImageStore, categories: Sequence[int]):
         self.run = run
-        self.setup = setup
         self.store = store
         self.categories = categories
         self.targets = store.targets
         self.classes = store.classes
         self.images = len(store)
-        self.every = setup.config.train.eval_every
-        (phase,) = setup.phases
-        self.size = setup.config.train.size
-        self.short = setup.config.tested_short_side
+        self.every = run.config.train.eval_every
+        (phase,) = run.phases
+        self.size = run.config.train.size
+        self.short = run.config.tested_short_side
         # images per forward pass, as in training
         self.batch_size = -(
-            -phase.batch_size // (distributed.world() * setup.config.train.accumulate)
+            -phase.batch_size // (distributed.world() * run.config.train.accumulate)
         )
         if self.short is not None:
             self.batch_size = 1  # an image's own canvas, as in idmm predict
@@ -237,13 +236,17 @@ class DenseEvaluator(Evaluator):
         """Yield this process's letterboxed images until the run is interrupted. ``final``: log the
         progress."""
         run = self.run
-        spec = self.setup.spec
+        spec = self.run.spec
         transform = DenseTransform(
             self.store, self.size, spec.mean, spec.std, only_images=True, short=self.short
         )
         batch_bytes = 4 * self.batch_size * (len(spec.mean) + 2) * self.size**2
         batches = own_batches(
-            transform, np.arange(len(self.store)), self.batch_size, run.workers, batch_bytes
+            transform,
+            np.arange(len(self.store)),
+            self.batch_size,
+            run.config.data.workers,
+            batch_bytes,
         )
         batches = run.interrupts.watch(batches)
         label = f"{self.COUNTED} of the test images"
@@ -314,7 +317,7 @@ class PixelEvaluator(DenseEvaluator):
     @torch.no_grad()
     def scores(self, network, final=False):
         classes = len(self.classes)
-        scales = self.setup.config.eval_scales if final else [1.0]
+        scales = self.run.config.tested_scales if final else [1.0]
         confusion = np.zeros((classes, classes), dtype=np.int64)
         with evaluating(network):
             for batch in self.batches(final):
