@@ -321,11 +321,6 @@ def _middle(side: int, size: int) -> slice:
 StoredSize = int | CentreCrop | None
 
 
-def short_side_bound(size: int, smallest_scale: float) -> int:
-    """Return the longest short side (pixels) worth storing: no random crop is up-sampled for it."""
-    return int(np.ceil(size / np.sqrt(smallest_scale * RATIO[0])))
-
-
 def fitted(array: Pixels, stored_size: StoredSize) -> Pixels:
     """Return an image, uint8 or uint16 [H, W, C], at its stored size. It is never enlarged.
 
