@@ -23,7 +23,6 @@ from idmm.errors import Fault, Interrupted, Message, RunError, UserError, reason
 from idmm.files import idmm_version
 from idmm.grid.config import GridConfig, StatusConfig
 from idmm.grid.status import status
-from idmm.runs.commands import detect, finetune, pretrain, segment
 from idmm.text import nearest
 from idmm.training import clock
 from idmm.training.log import first_process, log_once, logging_by, screen, stop_signals
@@ -38,6 +37,30 @@ def _train(config: keys.TrainCommand, started_at: float) -> Outcome:
     from idmm.auto.train import train
 
     return train(config, started_at)
+
+
+def _pretrain(config: PretrainConfig, started_at: float) -> Outcome:
+    from idmm.runs.commands import pretrain
+
+    return pretrain(config, started_at)
+
+
+def _finetune(config: FinetuneConfig, started_at: float) -> Outcome:
+    from idmm.runs.commands import finetune
+
+    return finetune(config, started_at)
+
+
+def _detect(config: DetectConfig, started_at: float) -> Outcome:
+    from idmm.runs.commands import detect
+
+    return detect(config, started_at)
+
+
+def _segment(config: SegmentConfig, started_at: float) -> Outcome:
+    from idmm.runs.commands import segment
+
+    return segment(config, started_at)
 
 
 def _transfer(config: GridConfig) -> Outcome:
@@ -158,10 +181,10 @@ RUNS = {"runs": "RUN [RUN ...]"}
 DATASET = {"name": "NAME"}
 COMMANDS = {
     "train": Command(keys.TrainCommand, _train, {"data.root": "DIR"}, timed=True),
-    "pretrain": Command(PretrainConfig, pretrain, FOLDER, timed=True),
-    "finetune": Command(FinetuneConfig, finetune, FOLDER, timed=True),
-    "detect": Command(DetectConfig, detect, FOLDER, timed=True),
-    "segment": Command(SegmentConfig, segment, FOLDER, timed=True),
+    "pretrain": Command(PretrainConfig, _pretrain, FOLDER, timed=True),
+    "finetune": Command(FinetuneConfig, _finetune, FOLDER, timed=True),
+    "detect": Command(DetectConfig, _detect, FOLDER, timed=True),
+    "segment": Command(SegmentConfig, _segment, FOLDER, timed=True),
     "transfer": Command(GridConfig, _transfer),
     "transfer status": Command(StatusConfig, status, {"out": "OUT"}),
     "probe": Command(keys.ProbeConfig, _probe, FOLDER),

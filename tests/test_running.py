@@ -160,7 +160,7 @@ def test_a_fitted_classifier_has_no_epoch_and_no_curve(tmp_path, capsys):
     capsys.readouterr()
     wrong = {**fitted, "train__minutes": 1}
     assert refused(capsys, ["finetune", *flags("finetune", tmp_path / "x", **wrong, **few)]) == [
-        "train.epochs: got 0, expected model.freeze true, no stages and no minutes"
+        "train.epochs: got 0, expected model.freeze true, one stage and no minutes"
     ]
 
 

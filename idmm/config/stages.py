@@ -163,7 +163,7 @@ class Stage:
 
     size: Side
     """Image side (pixels)."""
-    epochs: Count | None = None
+    epochs: NonNegativeInt | None = None
     """Passes over the training images (epochs)."""
     lr: PositiveFloat | None = None
     """Peak learning rate."""
@@ -299,10 +299,11 @@ class FinetuneConfig(Common):
     def _check(self):
         epochs = self.train.max_epochs
         stages = len(self.stages or [])
-        is_plain = self.model.freeze and self.stages is None and self.train.minutes is None
-        if self.train.epochs == 0 and not is_plain:
+        is_plain = self.model.freeze and stages <= 1 and self.train.minutes is None
+        planned = [stage.epochs for stage in self.resolved_stages()]
+        if 0 in planned and not is_plain:
             raise FieldErrors(
-                {"train.epochs": "got 0, expected model.freeze true, no stages and no minutes"}
+                {"train.epochs": "got 0, expected model.freeze true, one stage and no minutes"}
             )
         if epochs is not None and epochs < stages:
             what = f"got {epochs}, expected at least one epoch for each of {stages} stages"
@@ -341,11 +342,11 @@ class FinetuneConfig(Common):
 
     def resolved_stages(self) -> list[Stage]:
         """Return the stages, with null filled in from ``train``."""
-        inherited = ("epochs", "lr", "batch_size")
-        return [
-            replace(
-                stage,
-                **{name: getattr(stage, name) or getattr(self.train, name) for name in inherited},
-            )
-            for stage in self.stages or [Stage(size=self.train.size)]
-        ]
+        train = self.train
+        stages = []
+        for stage in self.stages or [Stage(size=train.size)]:
+            epochs = train.epochs if stage.epochs is None else stage.epochs
+            lr = stage.lr or train.lr
+            batch_size = stage.batch_size or train.batch_size
+            stages.append(replace(stage, epochs=epochs, lr=lr, batch_size=batch_size))
+        return stages

@@ -47,7 +47,7 @@ def train_classifier(run: FinetuneRun) -> dict[str, Any]:
         images = run.store(listing, run.folder)
         write_split(run, listing)
         measure_baseline(run, images)
-        if run.config.train.epochs == 0:
+        if run.phases[0].epochs == 0:
             result = fit_classifier_only(run, images)
         else:
             result = train_phases(run, images)

@@ -47,7 +47,7 @@ def resolve_finetune(
 
     config, spec = fill_network(config)
     config, classifier_notes = fill_classifier_init(config, spec)
-    if config.train.epochs == 0 and config.train.classifier_init != "features":
+    if config.phases[0].epochs == 0 and config.train.classifier_init != "features":
         raise UserError(
             Fault(
                 "train.epochs",
