@@ -10,7 +10,8 @@ import torch
 import torchvision.transforms.v2.functional as tv
 from folders import tuned_ok
 from helpers import logged
-from test_views import Store, draw_group
+from test_device_views import Store
+from test_views import draw_group
 
 from idmm.config import CropGroup, Views
 from idmm.data import views
@@ -27,16 +28,8 @@ STRONG = dict(
 )
 
 
-class Bands(Store):
-    """Random images of uneven sizes, of any channels and depth."""
-
-    def __init__(self, channels, dtype=np.uint16, count=10):
-        super().__init__(count)
-        rng = np.random.default_rng(1)
-        top = np.iinfo(dtype).max
-        shapes = [(*size, channels) for size in self.sizes]  # in memory as decoded
-        pixels = [rng.integers(0, top, shape, dtype=dtype, endpoint=True) for shape in shapes]
-        self.images = [torch.from_numpy(image).permute(2, 0, 1) for image in pixels]
+def bands(channels, dtype=np.uint16, count=10):
+    return Store(channels, dtype, low=20, high=60, count=count)
 
 
 def norms(channels):
@@ -93,7 +86,7 @@ def normalised(view, mean, std):
 @pytest.mark.parametrize(("channels", "dtype", "asked"), [(1, np.uint8, {}), (5, np.uint16, ALL)])
 def test_views_of_bands_are_a_naive_loops(channels, dtype, asked):
     store, (mean, std), indices = (
-        Bands(channels, dtype),
+        bands(channels, dtype),
         norms(channels),
         np.arange(10),
     )
@@ -113,7 +106,7 @@ def test_views_of_bands_are_a_naive_loops(channels, dtype, asked):
 
 
 def test_randaugment_is_left_out_for_deep_colours(tmp_path):
-    for i, image in enumerate(Bands(3, count=8).images):
+    for i, image in enumerate(bands(3, count=8).images):
         path = tmp_path / "set" / ("train", "test")[i // 4] / f"class{i % 2}" / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(path), image.permute(1, 2, 0).numpy())
@@ -123,7 +116,7 @@ def test_randaugment_is_left_out_for_deep_colours(tmp_path):
 
 
 def test_centre_crops_of_bands():
-    store, (mean, std) = Bands(5), norms(5)
+    store, (mean, std) = bands(5), norms(5)
     crops = EvalTransform(store, 16, 0.875, mean, std)(0, np.arange(10))["images"]
     for i, image in enumerate(store.images):
         h, w = image.shape[1:]

@@ -68,12 +68,7 @@ def sent(module, mode):
 
 
 def to_gpu(batch, mode):
-    def move(value):
-        if isinstance(value, list):
-            return [move(each) for each in value]
-        return mode.from_tensor(value).to("cuda")
-
-    return {name: move(value) for name, value in batch.items()}
+    return tiny.moved(batch, lambda tensor: mode.from_tensor(tensor).to("cuda"))
 
 
 def step(method, batch):

@@ -113,7 +113,7 @@ def script(out, **changes):
 )
 def test_a_run_ends_as_ever_whatever_its_streams(lost, quiet, tmp_path):
     out = tmp_path / "é"
-    with Forked(script(out), tmp_path / "said", prepare=lost) as process:
+    with Forked(script(out), tmp_path / "printed", prepare=lost) as process:
         assert process.wait() == 0
     assert same(out, quiet)
     log = logged(out)
@@ -224,7 +224,7 @@ def test_a_signal_to_all_processes_of_a_run(number, tmp_path):
     """A scheduler sends it to loader workers, too. Twice, as a terminal does."""
     out = tmp_path / "run"
     argv = script(out, stages=[{"size": 16, "epochs": 12}], data__workers=2)
-    with Forked(argv, tmp_path / "said") as process:
+    with Forked(argv, tmp_path / "printed") as process:
         assert process.until((out / "metrics.jsonl").exists), process.said()
         for _ in range(2):
             for one in [
@@ -239,7 +239,7 @@ def test_a_signal_to_all_processes_of_a_run(number, tmp_path):
 
 def test_a_signal_that_was_ignored_stays_ignored(quiet, tmp_path):
     out = tmp_path / "run"
-    with Forked(script(out), tmp_path / "said", prepare=ignore) as process:
+    with Forked(script(out), tmp_path / "printed", prepare=ignore) as process:
         assert process.until((out / "last").exists), process.said()
         process.send(signal.SIGHUP)
         process.send(signal.SIGUSR1)
@@ -264,7 +264,7 @@ def test_idmm_train_stops_by_a_signal(number, tmp_path):
         "--data.workers",
         "0",
     ]
-    with Forked(argv, tmp_path / "said") as process:
+    with Forked(argv, tmp_path / "printed") as process:
         assert process.until((out / "trial" / "metrics.jsonl").exists), process.said()
         process.send(number)
         assert process.wait() == 130, process.said()

@@ -79,7 +79,7 @@ def torchrun(stage, out, **changes):
 
 
 def both(stage, folder, launch=together, **changes):
-    """Runs a stage on one process and on two; returns the folders and what the two said."""
+    """Runs a stage on one process and on two; returns the folders and what the two printed."""
     one = folder / "one"
     two = folder / "two"
     inside_ok(stage, one, **changes)
@@ -342,7 +342,7 @@ def runs(tmp_path_factory):
     (folder / "several.py").write_text(SCRIPT + GATHERING)
     with Together([folder / "several.py", folder / "commands.json"], folder / "err") as processes:
         processes.succeed()
-        (folder / "said").write_text(processes.said())
+        (folder / "printed").write_text(processes.said())
     assert where(folder / "two-one") == PLACE
     inside_ok("pretrain", folder / "two-one", **RUNS["adamw"])
     return folder
@@ -381,7 +381,7 @@ def test_taken_up_on_another_number_of_processes(name, runs):
 def test_gathered_rows_and_losses_of_them(runs):
     """What ``GATHERING`` asserts, in each process; MoCo v3's batch norms keep it from equality of
     whole runs."""
-    printed = (runs / "said").read_text()
+    printed = (runs / "printed").read_text()
     assert printed.count("gathered") == 2
     assert printed.count("2 processes, fp32") == len(RUNS) + 2
 

@@ -203,13 +203,13 @@ class Gone:
 sys.meta_path.insert(0, Gone())
 printed = {}
 for path in sys.argv[1:]:
-    said = io.StringIO()
+    text = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(text):
             runpy.run_path(path)
     except ModuleNotFoundError as error:
-        print(error, file=said)
-    printed[path] = said.getvalue()
+        print(error, file=text)
+    printed[path] = text.getvalue()
 print(json.dumps(printed))
 """
 

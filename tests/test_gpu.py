@@ -106,13 +106,6 @@ def test_losses_are_those_of_the_cpu(tmp_path, no_tf32):
     assert loss == pytest.approx(expected, rel=2e-3)
 
 
-def on_device(batch):
-    def move(value):
-        return [move(each) for each in value] if isinstance(value, list) else value.to(DEVICE)
-
-    return {name: move(value) for name, value in batch.items()}
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "name",
@@ -122,7 +115,8 @@ def test_a_step_of_each_method(name, precision):
     if name not in ("idmm", "supervised"):
         pytest.importorskip("lightly")
     method = tiny.make(name).to(DEVICE)
-    batch = on_device(tiny.batch(*tiny.GROUPS.get(name, (2, 1)), double=False))
+    batch = tiny.batch(*tiny.GROUPS.get(name, (2, 1)), double=False)
+    batch = tiny.moved(batch, lambda tensor: tensor.to(DEVICE))
     with torch.autocast(DEVICE, torch.bfloat16, enabled=precision == "bf16"):
         out = method(batch, 5, 0)
     out["loss"].backward()

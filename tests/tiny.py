@@ -24,7 +24,7 @@ def backbone(**kwargs):
 
 
 def make(name, of=None, info=None, drloc=None, **fields):
-    """A method by name, resolved as the command line would; ``of`` is its backbone, ``told`` its
+    """A method by name, resolved as the command line would; ``of`` is its backbone, ``info`` its
     RunInfo."""
     settings = config.PretrainConfig(
         method=config.METHODS[name](**{**HEADS.get(name, {}), **fields})
@@ -51,6 +51,14 @@ def batch(*counts, images=4, double=True, seed=1):
         "index": torch.randperm(11, generator=generator)[:images],
         "label": label,
     }
+
+
+def moved(batch, move):
+    """A batch of tensors and lists of tensors, each moved."""
+    after = {}
+    for name, value in batch.items():
+        after[name] = [move(one) for one in value] if isinstance(value, list) else move(value)
+    return after
 
 
 def gradients(loss, method):

@@ -125,7 +125,7 @@ class Made:
     """Jobs that are not run but made up, and no pictures: lists titles in ``asked``, does what
     ``instead`` says.
 
-    Their results hold what is ``told``, too.
+    Their results hold ``more``, too.
     """
 
     def __init__(self, monkeypatch, **more):
