@@ -52,6 +52,7 @@ class Store:
         self.channels = channels
         self.labels = np.arange(count) % 3
         self.decodes = False
+        self.stored_size = None
         self.images = []
         top = np.iinfo(dtype).max
         for h, w in self.sizes:
