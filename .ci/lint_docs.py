@@ -27,6 +27,7 @@ OTHERS = re.compile(
     r"|python -c .*|apt-get download tuxpaint-stamps-default|(?:cp -r|mv) sets/\S+ sets/\S+"
     r"|(?:.* -m )?pip install .*|.*\.venv/bin/(?:python -m pytest|ruff) .*|python \w+\.py"
 )
+TABLE = re.compile(r"(drloc_)?table\d+\.yaml|figure3\.yaml")
 
 # at most so many words
 README_WORDS = 1100
@@ -34,6 +35,7 @@ PAGE_WORDS = 2600
 ALL_WORDS = 24_000
 CHANGELOG_WORDS = 250
 PAGE_COUNT = 16
+RECIPE_COUNT = 32  # files in configs/, without the papers' tables
 SENTENCE_WORDS = 25  # which at most this share of sentences passes
 LONG_SENTENCES = 0.08
 WORDS = {  # at most so many per 1,000 words of prose
@@ -91,6 +93,9 @@ def size_faults():
         yield f"docs: {sum(words.values())} words, at most {ALL_WORDS}"
     if len(words) - 1 > PAGE_COUNT:
         yield f"docs: {len(words) - 1} pages, at most {PAGE_COUNT}"
+    recipes = [path for path in (ROOT / "configs").glob("*/*") if not TABLE.match(path.name)]
+    if len(recipes) > RECIPE_COUNT:
+        yield f"configs: {len(recipes)} files without the papers' tables, at most {RECIPE_COUNT}"
     changes = (ROOT / "CHANGELOG.md").read_text().partition("## [0.1.0]")[2]
     if len(changes.split()) > CHANGELOG_WORDS:
         yield f"CHANGELOG.md: {len(changes.split())} words, at most {CHANGELOG_WORDS}"

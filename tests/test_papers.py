@@ -228,25 +228,33 @@ def test_networks_of_table_7_have_their_own_optimization(planned):
     assert (t2t["warmup_epochs"], t2t["ema"]) == (10, 0.99996)
 
 
-def recipe(*names):
-    return parse(FinetuneConfig, [word for name in names for word in ("--config", name)], "test")
+def recipe(name, *flags):
+    return parse(FinetuneConfig, ["--config", name, *flags], "test")
+
+
+FLAGS = {}  # of each network, from the table in docs/method.md
+METHOD = (ROOT / "docs/method.md").read_text()
+for line in METHOD.partition("| `--model.name` | flags |")[2].partition("\n\n")[0].splitlines()[2:]:
+    networks, flags = re.fullmatch(r"\| (.*) \| `(.*)` \|", line).groups()
+    for network in re.findall(r"`(\w+)`", networks):
+        FLAGS[network] = ["--model.name", network, *shlex.split(flags)]
 
 
 @pytest.mark.parametrize("protocol", ["scratch", "finetune"])
 @pytest.mark.parametrize(
     ("network", "drop_path", "weight", "kwargs"),
     [
-        ("swin_tiny_own", 0.2, 0.5, {}),
+        ("swin_tiny_patch4_window7_224", 0.2, 0.5, {}),
         ("t2t_vit_14", 0.1, 0.1, {}),
         ("cvt_13", 0.1, 0.1, {}),
-        ("vit_base_own", 0.0, 0.01, {"proj_drop_rate": 0.1}),
-        ("resnet50_own", 0.0, 0.1, {}),
+        ("vit_base_patch16_224", 0.0, 0.01, {"proj_drop_rate": 0.1}),
+        ("resnet50", 0.0, 0.1, {}),
     ],
 )
 def test_own_recipes_of_drloc(protocol, network, drop_path, weight, kwargs):
     """Of the networks' releases. Optimization is the paper's, as in the recipes with IDMM's
     augmentation."""
-    config = recipe(f"drloc/{protocol}_own", f"drloc/{network}")
+    config = recipe(f"drloc/{protocol}_own", *FLAGS[network])
     augment = config.augment
     model = config.model
     assert (augment.random_erasing, augment.mixup_alpha, augment.cutmix_alpha) == (0.25, 0.8, 1.0)
@@ -262,7 +270,8 @@ def test_own_recipes_of_drloc(protocol, network, drop_path, weight, kwargs):
 
 
 def test_pvt_v2_of_0_8_million_parameters(planned):
-    model = recipe("backbone/pvt_v2_08m").model
+    (flags,) = re.findall(r"0\.8 M parameters \(Figure 3\) is `(.*)`", PAGE)
+    model = parse(FinetuneConfig, shlex.split(flags), "test").model
     networks = [tuned["model"]["kwargs"] for _, tuned in cells(planned("figure3")[1]).values()]
     assert model.kwargs in networks
     counts = []

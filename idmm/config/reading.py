@@ -174,7 +174,7 @@ def recipe_list(_: object) -> str:
     """Return the recipes by the names that --config takes, each with the first sentence of its
     comment."""
     groups = {command: [f"idmm {command} --config NAME:"] for command in COMMANDS}
-    others = ["--config FOLDER/NAME, most of them after one of the above:"]
+    others = ["--config FOLDER/NAME:"]
     for key, path in recipes().items():
         folder, _, name = key.partition("/")
         if folder in groups:
