@@ -1,16 +1,21 @@
 """Train image networks on a few thousand images, few of them labelled.
 
-    idmm.train({"data": {"root": "DIR"}, "minutes": 20, "out": "runs/x"})        # to a classifier,
-    in a given time idmm.pretrain({"data": {"root": "DIR"}, "out": "runs/a"})                    #
-    from images idmm.finetune({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/b"})  # from
-    labels idmm.detect({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/d"})    # boxes, in
-    COCO's format idmm.segment({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/e"})   # a
-    class for each pixel idmm.probe({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/c"})
-    # how good are the features? idmm.transfer("grid.yaml")
-    # which data to pretrain on? backbone = idmm.load_backbone("runs/a", img_size=224)  # a timm
-    model: images [B, 3, H, W] -> features [B, d] clf = idmm.load_classifier("runs/b")
-    clf.predict(["a.jpg", image, array])[0].label          # its class, also .probability and .top
-    idmm.embed("runs/a", ["a.jpg", image, array])          # features, float32 [N, d]
+    # to a classifier, in a given time
+    idmm.train({"data": {"root": "DIR"}, "minutes": 20, "out": "runs/x"})
+    idmm.pretrain({"data": {"root": "DIR"}, "out": "runs/a"})  # from images
+    idmm.finetune({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/b"})  # from labels
+    # boxes, in COCO's format
+    idmm.detect({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/d"})
+    # a class for each pixel
+    idmm.segment({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/e"})
+    # how good are the features?
+    idmm.probe({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/c"})
+    idmm.transfer("grid.yaml")  # which data to pretrain on?
+    # a timm model: images [B, 3, H, W] -> features [B, d]
+    backbone = idmm.load_backbone("runs/a", img_size=224)
+    clf = idmm.load_classifier("runs/b")
+    clf.predict(["a.jpg", image, array])[0].label  # its class, also .probability and .top
+    idmm.embed("runs/a", ["a.jpg", image, array])  # features, float32 [N, d]
 
 ``idmm pretrain --help`` and its like list the keys of a config.
 Building blocks: ``idmm.losses.instance_discrimination_loss``,

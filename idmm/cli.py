@@ -96,10 +96,10 @@ def _embed(config: keys.EmbedConfig) -> Outcome:
     return embed(config)
 
 
-def _similar(config: keys.SimilarConfig) -> Outcome:
+def _similar(config: keys.SimilarConfig) -> None:
     from idmm.inference.similar import similar
 
-    return similar(config)
+    similar(config)
 
 
 def _explore(config: keys.ExploreConfig) -> Outcome:
@@ -251,7 +251,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> int:
 
 def _process_seconds() -> float:
     """Return how long this process has run, with its imports."""
-    age = time.time() - psutil.Process().create_time()
+    age: float = time.time() - psutil.Process().create_time()
     if 0 <= age < IMPORT_SECONDS:
         return age
     return time.process_time()  # a sandbox may hide the start
@@ -335,7 +335,7 @@ def _run(name: str, flags: list[str], started_at: float, prog: str | None) -> in
     command = COMMANDS[name]
     usage = " ".join([prog or f"idmm {name}", *command.words.values()])
     configs = {f"idmm {other}": COMMANDS[other].config for other in COMMANDS}
-    config = parse(command.config, flags, usage, tuple(command.words), configs)
+    config: object = parse(command.config, flags, usage, tuple(command.words), configs)
     # before torch is imported, as the stages do
     if isinstance(config, keys.ProbeConfig | keys.FewLabelConfig | keys.TrainCommand):
         from idmm.data.registry import check_folder

@@ -60,8 +60,10 @@ def gather_rows(rows: torch.Tensor) -> torch.Tensor:
     if world() == 1:
         return rows
     counts = gather(len(rows))
-    padded = torch.nn.functional.pad(rows, [0, 0] * (rows.ndim - 1) + [0, max(counts) - len(rows)])
-    return torch.cat([part[:count] for part, count in zip(all_gather(padded), counts, strict=True)])
+    padding = [0, 0] * (rows.ndim - 1) + [0, max(counts) - len(rows)]
+    padded = torch.nn.functional.pad(rows, padding)
+    parts = zip(all_gather(padded), counts, strict=True)
+    return torch.cat([part[:count] for part, count in parts])
 
 
 def broadcast(value: Any) -> Any:
@@ -88,7 +90,7 @@ def forget() -> None:
 
 
 @functools.cache
-def _control_group():
+def _control_group() -> Any:
     """Return a group by gloo, so that flags need no sync with the device."""
     atexit.register(_leave)
     # others may wait here while the first process fits a probe
@@ -96,7 +98,6 @@ def _control_group():
 
 
 def _leave() -> None:
-    """End the process group before the interpreter ends: its threads would abort a finished
-    process."""
+    """End the process group first: its threads would abort a finished process."""
     if dist.is_initialized():
         dist.destroy_process_group()

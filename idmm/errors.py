@@ -36,7 +36,7 @@ class Fault:
         return abridged(one_line(sentence))
 
     def within(self, owner: str) -> "Fault":
-        """Return the fault with the owner of its field before it, e.g. ``sources 'a': data.root``."""
+        """Return the fault with the owner of its field, e.g. ``sources 'a': data.root``."""
         if self.field:
             owner = f"{owner}: {self.field}"
         return replace(self, field=owner)

@@ -7,14 +7,18 @@ Line styles and markers distinguish the same curves in grey print.
 
 import math
 import warnings
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-from idmm.files import replacing
+from idmm.files import Json, replacing
 
 COLOURS = (
     "#0072B2",
@@ -35,16 +39,26 @@ NOT_DRAWN = ("epoch", "stage", "step", "seconds", "images_per_s")  # keys of a r
 INSTANCES = "correct instances among training images (%)"
 SCORES = "accuracy on images not trained on (%)"
 OVERLAP = "AP and IoU on images not trained on (%)"
-PANELS = {  # title -> key of a record -> label. None: no legend
+PANELS: dict[str, dict[str, str | None]] = {  # title -> key of a record -> label. None: no legend
     "loss, mean over the epoch": {"loss": None},
     "learning rate": {"lr": None},
     SCORES: {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean over classes", "knn": "kNN"},
-    OVERLAP: dict(ap="AP", ap50="AP50", ap75="AP75", mask_ap="AP of masks", miou="mean IoU")
-    | dict(macc="mean class accuracy", pixel_accuracy="pixel accuracy"),
-    "parts of the loss": dict(
-        rpn_objectness="proposals", rpn_box="their boxes", classifier="classes"
-    )
-    | dict(box="boxes", mask="masks"),
+    OVERLAP: {
+        "ap": "AP",
+        "ap50": "AP50",
+        "ap75": "AP75",
+        "mask_ap": "AP of masks",
+        "miou": "mean IoU",
+        "macc": "mean class accuracy",
+        "pixel_accuracy": "pixel accuracy",
+    },
+    "parts of the loss": {
+        "rpn_objectness": "proposals",
+        "rpn_box": "their boxes",
+        "classifier": "classes",
+        "box": "boxes",
+        "mask": "masks",
+    },
     INSTANCES: {"instance_accuracy": None},
     "spread (0: all the same, 1: even)": {
         "feature_std": "features",
@@ -55,11 +69,11 @@ PANELS = {  # title -> key of a record -> label. None: no legend
     "localization": {"drloc": "loss"},
 }
 
-Records = list[dict]  # of metrics.jsonl, one per epoch
+Records = Sequence[Json]  # of metrics.jsonl, one per epoch
 
 
 # ---------------------------------------------------------------------- style
-def look(number: int, **changes) -> dict:
+def look(number: int, **changes: Any) -> dict[str, Any]:
     """Return matplotlib's keywords for the colour, line style and marker of the n-th curve."""
     return {
         "color": COLOURS[number % 7],
@@ -68,7 +82,7 @@ def look(number: int, **changes) -> dict:
     } | changes
 
 
-def plain_axis(axis) -> None:
+def plain_axis(axis: Axes) -> None:
     """Remove the parts of an axis without information."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color="0.9", linewidth=0.8)
@@ -76,8 +90,7 @@ def plain_axis(axis) -> None:
 
 
 def drawable(name: str) -> str:
-    """Return a name whose bytes Python could not decode as UTF-8. Other bytes become question
-    marks.
+    """Return a name with question marks for bytes that Python could not decode as UTF-8.
 
     matplotlib fails on them. Names on an axis must be drawable from the start, as an axis sets its
     texts late.
@@ -86,11 +99,10 @@ def drawable(name: str) -> str:
 
 
 def shortened(name: str, most: int = 40) -> str:
-    """Return a drawable name of at most ``most`` letters per line. The end of each is kept, in
-    which names differ."""
-    return "\n".join(
-        line if len(line) <= most else f"…{line[1 - most :]}" for line in drawable(name).split("\n")
-    )
+    """Return a drawable name of at most ``most`` letters per line, without the beginning of longer
+    lines, as names differ at their end."""
+    lines = drawable(name).split("\n")
+    return "\n".join(f"…{line[1 - most :]}" if len(line) > most else line for line in lines)
 
 
 def save(figure: Figure, path: str | Path) -> None:
@@ -109,23 +121,26 @@ def save(figure: Figure, path: str | Path) -> None:
 
 # ---------------------------------------------------------------------- the curves of a run
 def curves_figure(records: Records, title: str = "") -> Figure:
-    """Return a figure with a panel for each value in a run's records: loss, learning rate,
-    accuracies, the monitor's.
+    """Return a figure with a panel for each value of a run: loss, learning rate, accuracies.
 
     Args:
         records: With stages one after the other.
         title: Above the panels.
     """
-    records = [
-        {key: value for key, value in record.items() if value is not None} for record in records
-    ]
-    keys = list(dict.fromkeys(key for record in records for key in record if key not in NOT_DRAWN))
+    keys: list[str] = []
+    for record in records:
+        for key, value in record.items():
+            if value is not None and key not in (*NOT_DRAWN, *keys):
+                keys.append(key)
     panels = {}
-    for name, values in PANELS.items():
-        if drawn := {key: label for key, label in values.items() if key in keys}:
+    others = dict.fromkeys(keys)  # each has a panel of its own
+    for name, labels in PANELS.items():
+        drawn = {key: label for key, label in labels.items() if key in keys}
+        if drawn:
             panels[name] = drawn
-    placed = {key for values in panels.values() for key in values}
-    panels |= {key: {key: None} for key in keys if key not in placed}
+        for key in drawn:
+            del others[key]
+    panels |= {key: {key: None} for key in others}
     columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
     # inches
@@ -134,10 +149,10 @@ def curves_figure(records: Records, title: str = "") -> Figure:
     figure = Figure(figsize=(width, height))
     # matplotlib's own layouts take as long as all the rest
     figure.subplots_adjust(
-        0.62 / width,
-        0.5 / height,
-        1 - 0.42 / width,
-        1 - 0.85 / height,
+        left=0.62 / width,
+        bottom=0.5 / height,
+        right=1 - 0.42 / width,
+        top=1 - 0.85 / height,
         wspace=0.3,
         hspace=0.66 / 1.8,
     )
@@ -150,37 +165,40 @@ def curves_figure(records: Records, title: str = "") -> Figure:
         va="center",
         parse_math=False,
     )
-    for number, (name, values) in enumerate(panels.items(), start=1):
-        _draw_panel(figure.add_subplot(rows, columns, number), records, name, values)
+    for number, (name, labels) in enumerate(panels.items(), start=1):
+        _draw_panel(figure.add_subplot(rows, columns, number), records, name, labels)
     return figure
 
 
-def _draw_panel(axis, records: Records, title: str, values: dict[str, str | None]) -> None:
+def _draw_panel(axis: Axes, records: Records, title: str, labels: dict[str, str | None]) -> None:
     """Draw a run's values of a panel over epochs (from 1), with a dotted line between stages."""
-    for place, (key, label) in enumerate(values.items()):
-        x, y = zip(
-            *((epoch, record[key]) for epoch, record in enumerate(records, 1) if key in record),
-            strict=True,
-        )
-        # only some epochs
-        if len(x) < len(records) or len(x) == 1:
-            style = look(place)
-        else:
-            style = look(place, marker="")
-        axis.plot(x, y, label=label, linewidth=1.7, markersize=4, **style)
+    for number, (key, label) in enumerate(labels.items()):
+        epochs = []
+        values = []
+        for epoch, record in enumerate(records, start=1):
+            if record.get(key) is not None:
+                epochs.append(epoch)
+                values.append(record[key])
+        style = look(number)
+        if len(records) == len(epochs) > 1:  # a marker shows which epochs have a value
+            style["marker"] = ""
+        axis.plot(epochs, values, label=label, linewidth=1.7, markersize=4, **style)
         if key != "lr":
-            text = {
-                "textcoords": "offset points",
-                "fontsize": 8,
-                "va": "center",
-                "annotation_clip": False,
-            }
-            axis.annotate(f"{y[-1]:.3g}", (x[-1], y[-1]), (4, 0), color=style["color"], **text)
+            axis.annotate(
+                f"{values[-1]:.3g}",
+                (epochs[-1], values[-1]),
+                (4, 0),
+                color=style["color"],
+                textcoords="offset points",
+                fontsize=8,
+                va="center",
+                annotation_clip=False,
+            )
     stages = [record.get("stage", 1) for record in records]
-    for epoch in range(1, len(stages)):
-        if stages[epoch] != stages[epoch - 1]:
+    for epoch, (before, after) in enumerate(pairwise(stages), start=1):
+        if before != after:
             axis.axvline(epoch + 0.5, color="0.6", linewidth=0.8, linestyle=":")
-    if any(values.values()):
+    if any(labels.values()):
         axis.legend(frameon=False, fontsize=7.5, handlelength=2.2)
     axis.set_title(title, fontsize=9.5, loc="left")
     axis.tick_params(labelsize=8)

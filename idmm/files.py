@@ -1,5 +1,7 @@
-"""Atomic files (written aside, flushed to disk, renamed), the lock between processes, and paths of
-weights."""
+"""Atomic files, the lock between processes, and paths of weights.
+
+An atomic file is written aside, flushed to disk and renamed.
+"""
 
 import csv
 import errno
@@ -19,13 +21,14 @@ from idmm.errors import Fault, Message, RunError, UserError, reason
 from idmm.progress import log
 from idmm.text import one_line
 
-AnyPath = str | os.PathLike
+AnyPath = str | os.PathLike[str]
+Json = dict[str, Any]  # an object of a JSON file
+Rows = Iterable[Iterable[object]]
 _MARK = "part-"
 _CONTENT = f".{_MARK}content"
-# of file systems without flock
-_NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
-WITHOUT = "Delete it to go on without it"  # remedy for what a run can do without
-# remedy for result.json
+_NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # no flock there
+# remedies for a damaged file: for one that a run can do without, and for result.json
+WITHOUT = "Delete it to go on without it"
 REWRITE = "Delete it and repeat the command of its run, which writes it again"
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 WEIGHTS_EXPECTED = (
@@ -36,8 +39,9 @@ WEIGHTS_EXPECTED = (
 # ---------------------------------------------------------------------- reading and writing
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a binary file that replaces ``path`` when the block ends without an error. ``name`` is
-    its path until then.
+    """Yield a binary file that replaces ``path`` when the block ends without an error.
+
+    Its ``name`` is its path until then.
 
     Raises:
         RunError: The disk is full or the folder cannot be written. The old file stays.
@@ -50,8 +54,10 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _aside(path: Path, remains: str) -> Iterator[Path]:
-    """Yield a path next to another, which it replaces when the block ends. After a kill
-    :func:`sweep` removes files."""
+    """Yield a path next to another, which it replaces when the block ends.
+
+    After a kill :func:`sweep` removes it if it is a file.
+    """
     aside = path.with_name(f".{path.name}.{_MARK}{uuid.uuid4().hex[:8]}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +65,7 @@ def _aside(path: Path, remains: str) -> Iterator[Path]:
         os.replace(aside, path)
     except IsADirectoryError:
         raise UserError(
-            f"{path}: is a folder, expected a file. Move it away and repeat the command"
+            Fault(str(path), "is a folder, expected a file", "Move it away and repeat the command")
         ) from None
     except OSError as error:
         raise RunError(
@@ -89,8 +95,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def reading(path: Path, remedy: str) -> Iterator[None]:
-    """Raise UserError if a file that idmm wrote cannot be read, or if the block fails on its
-    content.
+    """Raise UserError if a file of idmm's cannot be read, or if the block fails on its content.
 
     ``remedy`` is the second sentence of the message.
     """
@@ -98,32 +103,35 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
         yield
     except Message:
         raise
-    except Exception as error:  # torch and json raise many kinds, and a value may be missing
-        log.debug("%s", path, exc_info=True)
-        if isinstance(error, OSError | ValueError):
-            why = reason(error)
-        else:
-            why = "it is not what idmm wrote"
-        raise UserError(f"{path}: is damaged ({one_line(why)[:200]}). {remedy}") from None
+    except (OSError, ValueError) as error:
+        raise _damaged(path, one_line(reason(error))[:200], remedy) from None
+    except Exception:  # torch and json raise many kinds, and a value may be missing
+        raise _damaged(path, "it is not what idmm wrote", remedy) from None
 
 
-def read_json(path: Path, remedy: str, kind: type = dict) -> Any:
-    """Return the content of a JSON file, a ``kind``. Errors as of :func:`reading`."""
+def _damaged(path: Path, cause: str, remedy: str) -> UserError:
+    log.debug("%s", path, exc_info=True)
+    return UserError(Fault(str(path), f"is damaged ({cause})", remedy))
+
+
+def read_json(path: Path, remedy: str) -> Json:
+    """Return the object in a JSON file. Errors as of :func:`reading`."""
     with reading(path, remedy):
         content = json.loads(path.read_bytes())
-        if not isinstance(content, kind):
+        if not isinstance(content, dict):
             raise TypeError
         return content
 
 
-def read_metrics(path: Path) -> list[dict]:
-    """Return the records of ``metrics.jsonl``, [] if there is none. A last line that was cut by a
-    kill is left out.
+def read_metrics(path: Path) -> list[Json]:
+    """Return the records of ``metrics.jsonl``, [] if there is none.
+
+    A last line that was cut by a kill is left out.
 
     Raises:
         UserError: Another line is damaged.
     """
-    records: list[dict] = []
+    records: list[Json] = []
     if not path.exists():
         return records
     with reading(path, WITHOUT):
@@ -143,12 +151,12 @@ def read_metrics(path: Path) -> list[dict]:
     return records
 
 
-def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
+def write_csv(path: Path, rows: Rows) -> None:
     """Replace a CSV file atomically."""
     write_bytes(path, csv_bytes(rows))
 
 
-def csv_bytes(rows: Iterable[Iterable]) -> bytes:
+def csv_bytes(rows: Rows) -> bytes:
     """Return the content of a CSV file. File names that are not UTF-8 are preserved."""
     lines = []
     for row in rows:
@@ -183,33 +191,34 @@ def sweep(folder: Path) -> None:
 
 # ------------------------------------------------------------ output paths, checked before the work
 def output_path(out: str, endings: Sequence[str] | None) -> Path:
-    """Return the path of results without creating it: a file with one of the endings, or a folder
-    (None).
+    """Return the path of results without creating it: a file, or a folder if ``endings`` is None.
 
     Raises:
         UserError: It has none of the endings, a folder is where a file is expected, the folder is
             not empty, or it cannot be written.
     """
     path = Path(out)
-    folder = path.absolute().parent
+    folder = path.absolute()
     if endings is None:
-        folder = path.absolute()
         if path.is_dir() and _has_files(path):
-            raise UserError(f"out: '{out}' exists and is not empty. Name a new folder")
-    elif path.suffix.lower() not in endings:
-        raise UserError(
-            f"out: '{out}' is of an unknown kind, expected a file that ends in {' or '.join(endings)}"
-        )
-    elif path.is_dir():
-        raise UserError(f"out: '{out}' is a folder, expected a file")
+            raise UserError(Fault("out", f"'{out}' exists and is not empty", "Name a new folder"))
+    else:
+        folder = folder.parent
+        if path.suffix.lower() not in endings:
+            expected = f"expected a file that ends in {' or '.join(endings)}"
+            raise UserError(Fault("out", f"'{out}' is of an unknown kind, {expected}"))
+        if path.is_dir():
+            raise UserError(Fault("out", f"'{out}' is a folder, expected a file"))
     while not os.path.lexists(folder):
         folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        if folder.is_dir():
-            why = "cannot be written to"
-        else:
-            why = "is not a folder"
-        raise UserError(f"out: cannot write '{out}', because '{folder}' {why}. Name another place")
+    problem = ""
+    if not folder.is_dir():
+        problem = "is not a folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        problem = "cannot be written to"
+    if problem:
+        text = f"cannot write '{out}', because '{folder}' {problem}"
+        raise UserError(Fault("out", text, "Name another place"))
     return path
 
 
@@ -218,13 +227,11 @@ def made_folder(out: str) -> Path:
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"out: cannot write to '{out}' ({error.strerror}), expected a folder"
-        ) from None
+        text = f"cannot write to '{out}' ({error.strerror}), expected a folder"
+        raise UserError(Fault("out", text)) from None
     if not os.access(out, os.W_OK | os.X_OK):
-        raise UserError(
-            f"out: cannot write to '{out}', its permissions forbid it. Name another folder"
-        )
+        text = f"cannot write to '{out}', its permissions forbid it"
+        raise UserError(Fault("out", text, "Name another folder"))
     return Path(out)
 
 
@@ -237,25 +244,25 @@ def filling(path: Path) -> Iterator[Path]:
         RunError: The disk is full or the place cannot be written. Nothing is left.
     """
     path = Path(os.path.realpath(path))  # '.' and links
-    # a mount point cannot be replaced
-    if path.is_dir():
-        inside = path / _CONTENT
-    else:
-        inside = None
-    with _aside(inside or path, "Nothing is left of it") as aside:
+    if not path.is_dir():
+        with _aside(path, "Nothing is left of it") as aside:
+            aside.mkdir()
+            yield aside
+        return
+    inside = path / _CONTENT  # a mount point cannot be replaced
+    with _aside(inside, "Nothing is left of it") as aside:
         aside.mkdir()
         yield aside
-        if inside and _has_files(path):
+        if _has_files(path):
             raise RunError(f"{path}: another command wrote there meanwhile. Nothing was added")
-    if inside:
-        try:
-            for child in inside.iterdir():
-                child.replace(path / child.name)
-            inside.rmdir()
-        except OSError as error:
-            raise RunError(
-                f"{path}: cannot be written ({error.strerror}). '{inside}' has the rest"
-            ) from None
+    try:
+        for child in inside.iterdir():
+            child.replace(path / child.name)
+        inside.rmdir()
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror}). '{inside}' has the rest"
+        ) from None
 
 
 def _has_files(folder: Path) -> bool:
@@ -264,10 +271,10 @@ def _has_files(folder: Path) -> bool:
 
 
 class Lock:
-    """A lock between processes, by flock. The kernel frees it when its process ends, even if it is
-    killed.
+    """A lock between processes, by flock.
 
-    A file system without flock costs one warning per lock, and nothing is locked.
+    The kernel frees it when its process ends, even if it is killed. A file system without flock
+    costs one warning per lock, and nothing is locked.
 
     Args:
         path: Lock file. ``acquire`` creates it with its folder and ``release`` removes it.
@@ -308,18 +315,19 @@ class Lock:
         return True
 
     def acquire_output(self, out: Path) -> None:
-        """Take the lock of the folder ``out`` of results. UserError if it is in use or cannot be
-        written."""
+        """Take the lock of the folder ``out`` of results.
+
+        Raises:
+            UserError: It is in use or cannot be written.
+        """
         try:
             acquired = self.acquire()
         except OSError as error:
-            raise UserError(
-                f"out: cannot write to '{out}' ({error.strerror}). Name another folder"
-            ) from None
+            text = f"cannot write to '{out}' ({error.strerror})"
+            raise UserError(Fault("out", text, "Name another folder")) from None
         if not acquired:
-            raise UserError(
-                f"out: '{out}' is in use by another run. Wait for it or name another folder"
-            )
+            text = f"'{out}' is in use by another run"
+            raise UserError(Fault("out", text, "Wait for it or name another folder"))
 
     def release(self) -> None:
         """Free the lock if it is held."""
@@ -334,11 +342,10 @@ class Lock:
 
 # ---------------------------------------------------------------------- paths of weights and runs
 def weights_file(path: AnyPath, field: str = "", stem: str = "backbone") -> Path:
-    """Return the file of weights: that of a run if the path is a folder. Public names are returned
-    unchanged.
+    """Return the file of weights: that of a run if the path is a folder.
 
     Args:
-        path: Of the folder or file, or the name of public weights.
+        path: Of the folder or file, or the name of public weights, which is returned unchanged.
         field: Config field for messages.
         stem: File of a run: ``backbone``, or ``model`` for the one with the classifier.
 
@@ -399,7 +406,7 @@ def is_public(init: AnyPath | None) -> bool:
     return str(init).startswith("timm:")
 
 
-def saved_info(path: AnyPath, stem: str = "backbone") -> dict:
+def saved_info(path: AnyPath, stem: str = "backbone") -> Json:
     """Return the JSON next to weights, {} if there is none. ``stem``: as for :func:`weights_file`.
 
     Raises:

@@ -5,9 +5,11 @@ import io
 import logging
 import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any
 
 from tqdm.auto import tqdm
 
+from idmm.batch import Batch
 from idmm.display import Display
 from idmm.errors import Interrupted, reason
 
@@ -18,8 +20,7 @@ LOG_SECONDS = 10.0  # between two lines of progress without a terminal
 
 @contextlib.contextmanager
 def drawing(name: str, verb: str = "drawn") -> Iterator[None]:
-    """Turn errors inside the block into a warning, for files that results do not depend on, such as
-    figures."""
+    """Turn errors inside the block into a warning, for files that no result depends on."""
     try:
         yield
     except Interrupted:
@@ -29,29 +30,30 @@ def drawing(name: str, verb: str = "drawn") -> Iterator[None]:
         log.warning("%s is not %s: %s", name, verb, reason(error))
 
 
-class Bar(tqdm):
+class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
     """tqdm's bar on a terminal, else a log line every ten seconds."""
 
     monitor_interval = 0  # no thread, because loader workers are forked later
 
-    def __init__(self, *args, **options):
+    def __init__(self, *args: Any, **options: Any):
         terminal = Display(sys.stderr)
         self.on_terminal = terminal.isatty()
-        look = dict(
-            file=io.StringIO(),
-            ncols=0,
-            miniters=1,
-            mininterval=LOG_SECONDS,
-            delay=LOG_SECONDS,
-            leave=False,
-        )
         if self.on_terminal:
-            look = dict(file=terminal, dynamic_ncols=True)
-        super().__init__(*args, **{**options, **look})
+            options |= {"file": terminal, "dynamic_ncols": True}
+        else:
+            options |= {
+                "file": io.StringIO(),
+                "ncols": 0,
+                "miniters": 1,
+                "mininterval": LOG_SECONDS,
+                "delay": LOG_SECONDS,
+                "leave": False,
+            }
+        super().__init__(*args, **options)
 
     def will_draw(self) -> bool:
         """Whether the next update is visible."""
-        return not self.disable and self._time() - self.last_print_t >= self.mininterval
+        return bool(not self.disable and self._time() - self.last_print_t >= self.mininterval)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Draw the bar or log a line. An empty ``msg`` clears the bar."""
@@ -61,7 +63,7 @@ class Bar(tqdm):
             log.log(PROGRESS, "%s", self)
 
 
-def counting(batches: Iterable[dict], total: int, label: str) -> Iterator[dict]:
+def counting(batches: Iterable[Batch], total: int, label: str) -> Iterator[Batch]:
     """Yield batches of images with a progress bar."""
     with Bar(total=total, desc=label, unit="img", delay=1) as bar:
         for batch in batches:
@@ -80,8 +82,7 @@ def duration(seconds: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
-    """Return rows of cells as lines with aligned columns. Those in ``right`` are aligned to the
-    right."""
+    """Return rows of cells as lines, in aligned columns, those in ``right`` to the right."""
     columns = []
     for number, cells in enumerate(zip(*rows, strict=True)):
         justify = str.rjust if number in right else str.ljust

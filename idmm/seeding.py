@@ -7,8 +7,13 @@ same numbers as without a stop, and the number of loader workers changes nothing
 import contextlib
 import hashlib
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
 
 
 def derive(seed: int, purpose: str, *numbers: int) -> int:
@@ -22,7 +27,7 @@ def numpy_rng(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(derive(seed, purpose, *numbers)))
 
 
-def uniforms(key: int, rows: np.ndarray, n: int) -> np.ndarray:
+def uniforms(key: int, rows: NDArray[np.integer[Any]], n: int) -> NDArray[np.float64]:
     """Return ``n`` numbers in [0, 1) per row number, independent of which other rows are drawn.
 
     SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) as a hash of (key, row, column).
@@ -34,13 +39,14 @@ def uniforms(key: int, rows: np.ndarray, n: int) -> np.ndarray:
     Returns:
         float64 [R, n].
     """
-    state = np.asarray(rows, dtype=np.uint64)[:, None]  # [R, 1]
+    state: Words = np.asarray(rows, dtype=np.uint64)[:, None]  # [R, 1]
     for word in (np.array([key], dtype=np.uint64), np.arange(n, dtype=np.uint64)):
         state = _mix(state ^ _mix(word))  # [R, 1], then [R, n]
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    numbers: NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def _mix(x: Words) -> Words:
     x = x + np.uint64(0x9E3779B97F4A7C15)  # unsigned arrays wrap around at 2**64, as intended
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -54,9 +60,8 @@ def reseed(key: int) -> None:
 
 
 @contextlib.contextmanager
-def seeded(key: int):
-    """Seed the global generators of Python, NumPy and torch inside the block and restore them after
-    it.
+def seeded(key: int) -> Iterator[None]:
+    """Seed the global generators of Python, NumPy and torch inside the block, then restore them.
 
     For library code that draws from global state (initialisers, dropout, augmentations of
     torchvision and timm). CUDA's generators are seeded but not restored. Each later use seeds them

@@ -18,7 +18,6 @@ from pydantic_core import ErrorDetails, to_jsonable_python
 from idmm.config.base import FieldErrors
 from idmm.config.reading import Dumper, of_method, read_value, recipe, yaml_problem
 from idmm.config.schema import (
-    Json,
     Key,
     command_of,
     flags_of,
@@ -30,6 +29,7 @@ from idmm.config.schema import (
 )
 from idmm.display import output_code
 from idmm.errors import Fault, UserError
+from idmm.files import Json
 from idmm.text import closest, listed
 
 log = logging.getLogger("idmm")

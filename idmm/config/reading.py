@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
-from idmm.config.schema import Json, command_of, merged
+from idmm.config.schema import command_of, merged
 from idmm.errors import Fault, UserError
+from idmm.files import Json
 from idmm.text import listed, nearest
 
 # setup.cfg maps the repository's folder into the package as idmm/configs. A checkout has it next to

@@ -12,7 +12,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-Json = dict[str, Any]
+from idmm.files import Json
 
 # mappings that a later file or flag replaces instead of merging
 REPLACED = ("kwargs", "subset", "labelled")

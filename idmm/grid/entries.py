@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from idmm.config import METHODS, Data, PretrainConfig, parsing
-from idmm.config.schema import Json
 from idmm.data.registry import resolve_name, spec_of
 from idmm.errors import Fault, UserError
-from idmm.files import expand_home, is_public
+from idmm.files import Json, expand_home, is_public
 from idmm.grid.config import TRAINING, GridConfig
 from idmm.text import nearest
 

@@ -11,9 +11,9 @@ from itertools import chain, product
 from pathlib import Path
 
 from idmm.config import PATHS, RESUME_IGNORED, parsing, reading
-from idmm.config.schema import Json, flatten, merged
+from idmm.config.schema import flatten, merged
 from idmm.errors import Fault, UserError
-from idmm.files import expand_home, is_public
+from idmm.files import Json, expand_home, is_public
 from idmm.grid.config import CONFIGS, TRAINING, GridConfig
 from idmm.grid.entries import NONE, SCRATCH, Entry, read_entries
 from idmm.runs.resolve import fill_data_name, fill_pretrain_names

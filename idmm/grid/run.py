@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from idmm.config import parsing
-from idmm.config.schema import Json
 from idmm.errors import Interrupted, RunError, UserError
-from idmm.files import REWRITE, idmm_version, read_json, write_json, write_text
+from idmm.files import REWRITE, Json, idmm_version, read_json, write_json, write_text
 from idmm.grid.config import GridConfig
 from idmm.grid.plan import Cell, GridPlan, Job
 from idmm.grid.status import Failure, cell_status, progress, read_failures
@@ -59,7 +58,7 @@ class Grid:
             start = self._start_of(job)
             folders.append([job.folder, start.folder if start else None])
         write_text(self.out / "grid.yaml", parsing.dump(self.config))
-        write_json(self.out / "cells.json", folders)
+        write_json(self.out / "cells.json", {"cells": folders})
         for path in self.out.glob("jobs/*.failed.json"):
             path.unlink()
 
@@ -118,8 +117,7 @@ class Grid:
         file = self.out / job.folder / "result.json"
         if not file.exists():
             return {}
-        result: Json = read_json(file, REWRITE)
-        return result
+        return read_json(file, REWRITE)
 
     def results(self) -> Json:
         """Return the content of grid.json."""

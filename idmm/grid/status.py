@@ -43,8 +43,9 @@ def progress(out: Path) -> str:
     """Return a line with the finished and failed cells of the grid that was started last in a
     folder."""
     failed = {str(Path(failure.log).parent) for failure in read_failures(out).values()}
-    # for each the folders of its job and of its pretraining
-    cells = read_json(out / "cells.json", RESTART, list)
+    file = out / "cells.json"
+    with reading(file, RESTART):
+        cells = read_json(file, RESTART)["cells"]  # of each the folders of its job and pretraining
     counts: Counter[str] = Counter()
     for folders in cells:
         is_finished = (out / folders[0] / "result.json").exists()

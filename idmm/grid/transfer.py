@@ -5,9 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from idmm.config import parsing
-from idmm.config.schema import Json
 from idmm.display import show
-from idmm.files import Lock, write_json
+from idmm.files import Json, Lock, write_json
 from idmm.grid import cluster
 from idmm.grid.config import GridConfig
 from idmm.grid.plan import GridPlan
