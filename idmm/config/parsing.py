@@ -225,11 +225,10 @@ def _split(
     A switch without a value means true. It takes only YAML's true, false and null, so that a word
     may follow it.
     """
+    switches = [f"--{name}" for name, key in flags.items() if key.types == {bool}]
     words = []
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
-        key = flags.get(word.removeprefix("--"))
-        is_switch = key is not None and word.startswith("--") and key.is_switch
-        if is_switch and following.lower() not in ("true", "false", "null"):
+        if word in switches and following.lower() not in ("true", "false", "null"):
             word += "=true"
         words.append(word)
     texts, rest = parser.parse_known_args(words)
@@ -245,7 +244,9 @@ def _values(texts: Json, flags: Flags, faults: _Faults) -> Json:
             faults.add(f"--{name}", f"expected a value ({key.metavar})", key=name)
         elif not text:
             faults.add(name, "empty value (unset shell variable?), expected null for none")
-        elif isinstance(text, list) or (key.is_text and not (text == "null" and key.nullable)):
+        elif isinstance(text, list) or (
+            key.types == {str} and not (text == "null" and key.nullable)
+        ):
             values[name] = text
         else:
             try:

@@ -51,18 +51,13 @@ class Key(NamedTuple):
         return type(None) in options(self.kind)
 
     @property
-    def is_switch(self) -> bool:
-        """Whether the value is true or false."""
-        return {*options(self.kind)} - {type(None)} == {bool}
-
-    @property
-    def is_text(self) -> bool:
-        """Whether all values are texts, so that a flag's value is not read as YAML."""
+    def types(self) -> set[Any]:
+        """The types of its values, without null."""
         types = set()
         for option in options(self.kind):
             choices = get_args(option) if get_origin(option) is Literal else ()
             types.add(type(choices[0]) if choices else option)
-        return types <= {str, type(None)}
+        return types - {type(None)}
 
     @property
     def metavar(self) -> str:
@@ -137,17 +132,14 @@ def _shared_keys(sections: tuple[type, ...], prefix: str) -> list[Key]:
             by_name[key.key][section_name] = key
     keys = []
     for name, same in by_name.items():
-        kinds = [key.kind for key in same.values()]
+        kind: Any = Union[*(key.kind for key in same.values())]
         first = next(iter(same.values()))
-        if name == "name":
-            key = first._replace(kind=Union[*kinds])
-        else:
-            key = first._replace(
-                kind=Union[*kinds],
-                help=f"{', '.join(same)}: {first.help}",
-                default=_defaults(same),
-            )
-        keys.append(key._replace(key=prefix + name, required=False, owner=owner, sections=()))
+        help_text = first.help
+        default = first.default
+        if name != "name":
+            help_text = f"{', '.join(same)}: {help_text}"
+            default = _defaults(same)
+        keys.append(Key(prefix + name, kind, help_text, default, False, owner, ()))
     return keys
 
 
@@ -166,11 +158,8 @@ def _defaults(same: dict[str, Key]) -> str:
 def flags_of(kind: type) -> list[Key]:
     """Return the keys that are flags: those of no list item, and no sections except those that may
     be null."""
-    keys = []
-    for key in keys_of(kind):
-        if "[]" not in key.key and (key.nullable or not key.sections):
-            keys.append(key)
-    return keys
+    keys = [key for key in keys_of(kind) if "[]" not in key.key]
+    return [key for key in keys if key.nullable or not key.sections]
 
 
 def _sections(kind: Any) -> tuple[type, ...]:

@@ -56,14 +56,7 @@ Entries = dict[str, list[Entry]]  # by list
 
 def read_entries(grid: GridConfig, faults: list[Fault]) -> Entries:
     """Return the valid entries of each list, and add the faults of the others to ``faults``."""
-    lists = {
-        "sources": grid.sources,
-        "targets": grid.targets,
-        "methods": grid.methods,
-        "backbones": grid.backbones,
-        "weights": grid.weights,
-    }
-    entries = {kind: _read_list(kind, values, faults) for kind, values in lists.items()}
+    entries = {kind: _read_list(kind, getattr(grid, kind), faults) for kind in _KEYS}
     backbones = [entry.label for entry in entries["backbones"]]
     if len(backbones) == 1:
         for entry in entries["weights"]:
@@ -95,11 +88,7 @@ def _read_list(kind: str, members: list[Any], faults: list[Fault]) -> list[Entry
     required = "label" if kind == "weights" else "name"
     for number, member in enumerate(members):
         place = f"{kind}[{number}]"
-        values: Json = {}
-        if isinstance(member, str):
-            values = {"name": member}
-        elif isinstance(member, dict):
-            values = dict(member)
+        values: Json = dict(member) if isinstance(member, dict) else {"name": member}
         for key in sorted(values.keys() - _KEYS[kind], key=str):
             faults.append(Fault(f"{place}.{key}", "unknown key", nearest(str(key), _KEYS[kind])))
         for stage in TRAINING:
