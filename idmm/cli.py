@@ -148,7 +148,8 @@ def _completion(config: keys.CompletionConfig) -> Outcome:
     from idmm.config.completion import script
 
     return script(
-        config.shell, {name: (one.config, bool(one.words)) for name, one in COMMANDS.items()}
+        config.shell,
+        {name: (command.config, bool(command.words)) for name, command in COMMANDS.items()},
     )
 
 

@@ -19,8 +19,8 @@ def script(shell: str, commands: dict[str, tuple[type, bool]]) -> str:
     for name, (config, has_words) in commands.items():
         group, _, word = name.rpartition(" ")
         if group not in groups:
-            one = groups[""].choices.get(group) or groups[""].add_parser(group, help="")
-            groups[group] = one.add_subparsers()
+            parent = groups[""].choices.get(group) or groups[""].add_parser(group, help="")
+            groups[group] = parent.add_subparsers()
         flags = flag_parser(config, name)
         if has_words:
             flags.add_argument("words", nargs="*", metavar="FILE")

@@ -161,13 +161,13 @@ class _Faults:
 
 # ------------------------------------------------------------------ the command line
 def _flags(kind: type) -> Flags:
-    """Return the flags of a config by name. A grid also has those of its stages:
+    """Return the flags of a config by name. A grid also has those of its jobs:
     ``pretrain.train.lr``."""
     flags = {key.key: key for key in flags_of(kind)}
-    for stage, inner in getattr(kind, "STAGES", {}).items():
-        flags |= {f"{stage}.{key.key}": key for key in flags_of(inner)}
-        flags[f"{stage}.config"] = Key(
-            f"{stage}.config", str, f"Recipe or YAML file of {stage}.", "", False, inner, ()
+    for command, inner in getattr(kind, "STAGES", {}).items():
+        flags |= {f"{command}.{key.key}": key for key in flags_of(inner)}
+        flags[f"{command}.config"] = Key(
+            f"{command}.config", str, f"Recipe or YAML file of {command}.", "", False, inner, ()
         )
     return flags
 

@@ -33,7 +33,7 @@ class Entry:
     """An entry of a list."""
 
     kind: str  # the list
-    place: str  # e.g. sources[0]
+    position: str  # e.g. sources[0]
     label: str  # in no job's key
     values: Json  # its keys
 
@@ -87,26 +87,26 @@ def _read_list(kind: str, members: list[Any], faults: list[Fault]) -> list[Entry
     entries = []
     required = "label" if kind == "weights" else "name"
     for number, member in enumerate(members):
-        place = f"{kind}[{number}]"
+        position = f"{kind}[{number}]"
         values: Json = dict(member) if isinstance(member, dict) else {"name": member}
         for key in sorted(values.keys() - _KEYS[kind], key=str):
-            faults.append(Fault(f"{place}.{key}", "unknown key", nearest(str(key), _KEYS[kind])))
-        for stage in TRAINING:
-            if not isinstance(values.get(stage, {}), dict):
-                wrong = values.pop(stage)
-                faults.append(Fault(f"{place}.{stage}", f"got {wrong!r}, expected a mapping"))
+            faults.append(Fault(f"{position}.{key}", "unknown key", nearest(str(key), _KEYS[kind])))
+        for command in TRAINING:
+            if not isinstance(values.get(command, {}), dict):
+                wrong = values.pop(command)
+                faults.append(Fault(f"{position}.{command}", f"got {wrong!r}, expected a mapping"))
         if values.get("root") == "":  # of a variable that is not set, say
-            faults.append(Fault(f"{place}.root", "got '', expected a folder"))
+            faults.append(Fault(f"{position}.root", "got '', expected a folder"))
         if kind in SIDES and values.get("name") is None and values.get("root") is not None:
             values["name"] = "folder"
         if values.get("label") is not None:
             values["label"] = str(values["label"])
         if isinstance(values.get(required), str):
             label = values.get("label") or _default_label(kind, values)
-            entries.append(Entry(kind, place, label, values))
+            entries.append(Entry(kind, position, label, values))
         else:
             faults.append(
-                Fault(place, f"got {member!r}, expected a name or a mapping with '{required}'")
+                Fault(position, f"got {member!r}, expected a name or a mapping with '{required}'")
             )
     return entries
 
@@ -128,11 +128,11 @@ def _check_labels(grid: GridConfig, entries: Entries, faults: list[Fault]) -> No
     for members in entries.values():
         twins = defaultdict(list)
         for entry in members:  # weights of several backbones may share a label
-            twins[entry.label, str(entry.values.get("backbone"))].append(entry.place)
-        for (label, _), places in twins.items():
-            if len(places) > 1:
+            twins[entry.label, str(entry.values.get("backbone"))].append(entry.position)
+        for (label, _), positions in twins.items():
+            if len(positions) > 1:
                 text = f"each has the label '{label}'"
-                faults.append(Fault(" and ".join(places), text, "Give each its own label"))
+                faults.append(Fault(" and ".join(positions), text, "Give each its own label"))
     for kind, label in RESERVED.items():
         if label in labels[kind]:
             text = f"'{label}' is the label of rows without pretraining"

@@ -85,8 +85,8 @@ class GridPlan:
         self.cells: dict[Cell, str] = {}
         self.faults: list[Fault] = []
         self.notes: dict[str, None] = {}
-        # by command and fault of its options: where it occurred first
-        self._places: dict[tuple[str, Fault], str] = {}
+        # by command and fault of its options: the run where it occurred first
+        self._owners: dict[tuple[str, Fault], str] = {}
         self._recipes: dict[tuple[str, str], Json] = {}
         self._seed_pairs = _seed_pairs(grid)
         self.entries = read_entries(grid, self.faults)
@@ -94,7 +94,7 @@ class GridPlan:
             self._check_options(command)
         for backbone in self.entries["backbones"]:
             self._add_backbone(backbone)
-        self.faults += [fault.within(place) for (_, fault), place in self._places.items()]
+        self.faults += [fault.within(owner) for (_, fault), owner in self._owners.items()]
 
     def remaining(self, finished: Collection[str] = ()) -> list[Job]:
         """Return the jobs that cells still need if ``finished`` (keys) are done, each after the one
@@ -213,14 +213,14 @@ class GridPlan:
 
     # -------------------------------------------------------------- options
     def _resolved(
-        self, command: str, place: str, entries: Sequence[Entry], decided: Json
+        self, command: str, run: str, entries: Sequence[Entry], decided: Json
     ) -> Json | None:
         """Merge a recipe, the keys of the grid and of entries, and the keys that the grid decides.
 
         The recipe is that of the last entry that names one.
 
         Args:
-            place: Name of the run in messages on its keys.
+            run: Its name in messages on its keys.
 
         Returns:
             The config, or None if it has faults.
@@ -247,7 +247,7 @@ class GridPlan:
             return resolved
         except UserError as error:
             for fault in error.faults:
-                self._places.setdefault((command, _of_grid(fault)), place)
+                self._owners.setdefault((command, _of_grid(fault)), run)
             return None
 
     def _recipe(self, command: str, name: object) -> Json:
@@ -265,12 +265,12 @@ class GridPlan:
         lists = DECIDED_BY[command] | ALWAYS_DECIDED_BY
         layers = {command: getattr(self.grid, command)}
         for entry in chain(*self.entries.values()):
-            layers[f"{entry.place}.{command}"] = entry.values.get(command, {})
-        for place, layer in layers.items():
+            layers[f"{entry.position}.{command}"] = entry.values.get(command, {})
+        for owner, layer in layers.items():
             for key, value in flatten(merged(layer)).items():
                 if key in lists and value not in (None, {}):
                     text = f"{value!r}, but the grid's '{lists[key]}' decides it"
-                    self.faults.append(Fault(f"{place}: {key}", text, "Set it there"))
+                    self.faults.append(Fault(f"{owner}: {key}", text, "Set it there"))
 
 
 def _of_grid(fault: Fault) -> Fault:
@@ -312,18 +312,18 @@ def _identity(path: str | None, out: str) -> str | list[str] | None:
         # torch, which plans without public weights do not need
         from idmm.models.weights import public_file
 
-        place = path
+        name = path
         file = public_file(path)
     elif expand_home(path).exists():
         file = expand_home(path).resolve()
-        place = os.path.relpath(file, Path(out).resolve())
+        name = os.path.relpath(file, Path(out).resolve())
         if file.is_dir():
             file = file / "backbone.safetensors"
     else:
         return path
     if file.is_file():
-        return [place, _digest(file, file.stat().st_size, file.stat().st_mtime_ns)]
-    return place
+        return [name, _digest(file, file.stat().st_size, file.stat().st_mtime_ns)]
+    return name
 
 
 @functools.cache
