@@ -127,7 +127,7 @@ def read_image(
             expected, as a picture several pages, values that are not finite or without a range.
         RangeUnknown: It has more than 8 bits, and ``value_range`` is AUTO.
     """
-    if isinstance(item, AnyPath):
+    if isinstance(item, str | os.PathLike):
         item = read(item)
     values, opacity = _values(item, bands)
     if values.dtype != np.uint8:

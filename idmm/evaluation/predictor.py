@@ -251,7 +251,7 @@ def _probabilities(model: torch.nn.Module, images: Tensor) -> Tensor:
 # ---------------------------------------------------------------------- images
 def is_single(images: Images) -> bool:
     """Return whether ``images`` is one image: not a list, a folder or a batch of arrays."""
-    if isinstance(images, AnyPath):
+    if isinstance(images, str | os.PathLike):
         return not os.path.isdir(images)
     return isinstance(images, Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
 
@@ -273,7 +273,7 @@ def listed_images(images: Images, bands: Bands | None) -> ListedImages:
         named = [(f"image {number}", image) for number, image in enumerate(images)]
     listed = ListedImages([], [], [])
     for name, image in named:
-        if isinstance(image, AnyPath):
+        if isinstance(image, str | os.PathLike):
             files = [os.fspath(image)]
             if os.path.isdir(image):
                 files = images_at(files, "images")
