@@ -267,7 +267,7 @@ class ListedImages(NamedTuple):
 def listed_images(images: Images, bands: Bands | None) -> ListedImages:
     """Return all images. ``bands``: the network's."""
     named: Iterable[tuple[str, Any]]
-    if isinstance(images, AnyPath | Image.Image) or is_single(images):
+    if isinstance(images, str | os.PathLike | Image.Image) or is_single(images):
         named = [("the image", images)]
     else:
         named = [(f"image {number}", image) for number, image in enumerate(images)]

@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
 
-from idmm.config import PATHS, RESUME_IGNORED, parsing, reading
+from idmm.config import (
+    PATHS,
+    RESUME_IGNORED,
+    FinetuneConfig,
+    PretrainConfig,
+    parsing,
+    reading,
+)
 from idmm.config.schema import flatten, merged
 from idmm.errors import Fault, UserError
 from idmm.files import Json, expand_home, is_public
@@ -240,10 +247,12 @@ class GridPlan:
                 if note:
                     self.notes[note] = None
             keys = merged(values, *options, decided, {"out": None, "resume": "auto"})
-            config = parsing.build(CONFIGS[command], keys)
-            fill = fill_pretrain_names if command == "pretrain" else fill_data_name
-            filled, _ = fill(config)
-            resolved: Json = parsing.to_dict(filled)
+            config: PretrainConfig | FinetuneConfig
+            if command == "pretrain":
+                config, _ = fill_pretrain_names(parsing.build(PretrainConfig, keys))
+            else:
+                config, _ = fill_data_name(parsing.build(FinetuneConfig, keys))
+            resolved: Json = parsing.to_dict(config)
             return resolved
         except UserError as error:
             for fault in error.faults:

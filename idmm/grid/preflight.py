@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from idmm.config import parsing
+from idmm.config import FinetuneConfig, parsing
 from idmm.config.commands import ProbeConfig
 from idmm.config.phases import Phase
 from idmm.errors import Fault, UserError, needed
@@ -66,7 +66,7 @@ class _Checks:
     def check_job(self, job: Job, side: str, backbone: str) -> None:
         """Check the needs of a job. ``side`` and ``backbone`` name the entries of its data and
         model."""
-        config = parsing.build(CONFIGS[job.command], job.config)
+        config: ListConfig = parsing.build(CONFIGS[job.command], job.config)
         data = ["data", parsing.to_dict(config.data), config.needs]
         self.once(["out", *data], "", check_out_of_images, replace(config, out=self.grid.out))
         self.once(data, side, list_run_images, config)
@@ -83,7 +83,7 @@ class _Checks:
     def _check_model(self, job: Job, config: ListConfig, backbone: str) -> None:
         data = config.data
         drloc = job.config.get("drloc") or {}
-        model = [
+        model: list[object] = [
             config.model.name,
             config.model.kwargs,
             data.in_chans,
@@ -95,7 +95,7 @@ class _Checks:
         spec = self.once([*model, data.mean, data.std, "spec"], backbone, model_spec, config, "")
         if spec is None:
             return
-        if job.command == "finetune":
+        if isinstance(config, FinetuneConfig):
             key = [*model, "classifier", config.train.classifier_init]
             self.once(key, backbone, fill_classifier_init, config, spec)
         run = Run(config, spec)
