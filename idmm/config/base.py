@@ -74,7 +74,7 @@ def inherit_help(kind: Any) -> None:
         )
 
 
-def _no_bool(kind: type, fault: str) -> Any:
+def _no_bool(kind: type, fault: Literal["int_type", "float_type"]) -> Any:
     def check(value: Any) -> Any:
         if isinstance(value, bool):
             raise PydanticKnownError(fault)
@@ -98,8 +98,11 @@ def _strict(kind: Any) -> Any:
     return origin[tuple(_strict(one) for one in get_args(kind))]
 
 
-def rising(highest: float) -> Any:
-    """Return the type of two numbers, 0 < first <= second <= ``highest``."""
+PAIR = Field(min_length=2, max_length=2)
+
+
+def rising(highest: float) -> AfterValidator:
+    """Return the check of two numbers, 0 < first <= second <= ``highest``."""
 
     def check(values: list[float]) -> list[float]:
         if not 0 < values[0] <= values[1] <= highest:
@@ -108,7 +111,7 @@ def rising(highest: float) -> Any:
             )
         return values
 
-    return Annotated[list[float], Field(min_length=2, max_length=2), AfterValidator(check)]
+    return AfterValidator(check)
 
 
 def as_list(value: Any) -> Any:

@@ -118,8 +118,8 @@ class TrainModel(Model):
 class TrainData(Data):
     """The images."""
 
-    folds: ClassVar = None
-    fold: ClassVar = None
+    folds: ClassVar = None  # type: ignore[misc]  # a key that this command lacks
+    fold: ClassVar = None  # type: ignore[misc]  # likewise
 
 
 @section
@@ -127,6 +127,7 @@ class TrainCommand(Common):
     """Train a classifier on a folder of images in a given time. Backbone, image size and training
     stages depend on the number of images and labels. The reasons are printed."""
 
+    COMMAND: ClassVar = "train"
     ONE_OF: ClassVar = ("data.root", "data.name")
 
     out: str = REQUIRED
@@ -136,7 +137,7 @@ class TrainCommand(Common):
     compare: bool = False
     """Also train from scratch, without hand-made features, in as much time again. The result is
     compared with it."""
-    resume: ClassVar = "auto"
+    resume: ClassVar = "auto"  # type: ignore[misc]  # a key that this command lacks
     way: Literal["auto", "scratch", "finetune", "pretrain"] = "auto"
     """scratch: labelled images only. finetune: from --init. pretrain: all images first. auto: by
     the labels."""
@@ -278,7 +279,7 @@ class PredictConfig(UseConfig):
     """Most probable classes per image, one row each."""
     min_score: Probability | None = None
     """Lowest score of boxes, from 0 to 1. Networks give none below 0.05. Default: 0.5."""
-    batch_size: Count | None = None
+    batch_size: Count | None = None  # type: ignore[assignment]  # null depends on the task
     """Images that go through the network at a time. Default: 64, for boxes and masks 4."""
 
 

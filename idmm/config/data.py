@@ -3,7 +3,7 @@ fine-tuning."""
 
 import math
 from dataclasses import field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from idmm.config.base import Count, FieldErrors, Fraction, Probability, Side, rising, section
+from idmm.config.base import PAIR, Count, FieldErrors, Fraction, Probability, Side, rising, section
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -37,7 +37,7 @@ class Subset:
     subset."""
 
     @model_validator(mode="after")
-    def _check(self):
+    def _check(self) -> Self:
         if sum(value is not None for value in (self.per_class, self.total, self.fraction)) != 1:
             raise ValueError("expected exactly one of per_class, total, fraction")
         return self
@@ -127,7 +127,7 @@ class Data:
         return len(self.bands)
 
     @model_validator(mode="after")
-    def _check(self):
+    def _check(self) -> Self:
         faults = {}
         used = self.channels
         if self.in_chans not in (None, used):
@@ -142,7 +142,8 @@ class Data:
 
 
 # ---------------------------------------------------------------------- views of the images
-Share = rising(1.0)  # smallest and largest, of an image's area
+# smallest and largest, of an image's area
+Share = Annotated[list[float], PAIR, rising(1.0)]
 
 
 def _strengths(jitter: list[float]) -> list[float]:
@@ -199,13 +200,15 @@ class CropGroup(Colours):
     """Smallest and largest share of the image's area that a crop covers, in (0, 1]."""
 
     @model_serializer(mode="wrap")
-    def _without_null(self, serialize: Any) -> dict:
+    def _without_null(self, serialize: Any) -> dict[str, Any]:
         return {name: value for name, value in serialize(self).items() if value is not None}
 
-    def __str__(self):
-        colours = [
-            f"{name} {value}" for name in COLOURS if (value := getattr(self, name)) is not None
-        ]
+    def __str__(self) -> str:
+        colours = []
+        for name in COLOURS:
+            value = getattr(self, name)
+            if value is not None:
+                colours.append(f"{name} {value}")
         crops = f"{self.count} of {self.scale[0]:g} to {self.scale[1]:g}"
         if colours:
             return f"{crops} ({', '.join(colours)})"

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from idmm.config.base import Count, FieldErrors, Probability, Side, rising, section
+from idmm.config.base import PAIR, Count, FieldErrors, Probability, Side, rising, section
 from idmm.config.data import Data
 from idmm.config.phases import Needs, Phase
 from idmm.config.stages import Backbone, Common, Train
@@ -28,11 +28,11 @@ class DenseData(Data):
     masks/train/*.png (255: ignored), and val likewise. Required."""
     in_chans: Literal[1, 3] | None = None
     """Channels of the model: 3 (RGB) or 1 (grey). Default: that of --init, else 3."""
-    labelled: ClassVar = None
-    labels: ClassVar = None
-    folds: ClassVar = None
-    fold: ClassVar = None
-    bands: ClassVar = None
+    labelled: ClassVar = None  # type: ignore[misc]  # a key that these commands lack
+    labels: ClassVar = None  # type: ignore[misc]  # a key that these commands lack
+    folds: ClassVar = None  # type: ignore[misc]  # a key that these commands lack
+    fold: ClassVar = None  # type: ignore[misc]  # a key that these commands lack
+    bands: ClassVar = None  # type: ignore[misc]  # a key that these commands lack
 
 
 @section
@@ -64,7 +64,7 @@ class SegmentModel(DenseModel):
 class DenseTrain(Train):
     """The training loop."""
 
-    compile: ClassVar = False
+    compile: ClassVar[bool | None] = False  # type: ignore[misc]  # a key that these commands lack
 
     epochs: Count = 24
     size: int = Field(320, ge=32)
@@ -75,10 +75,10 @@ class DenseTrain(Train):
     weight_decay: NonNegativeFloat = 0.05
     warmup_epochs: NonNegativeFloat = 1.0
     """Linear warm-up (epochs)."""
-    schedule: Literal["cosine", "linear", "steps"] = "cosine"
+    schedule: Literal["cosine", "linear", "steps"] = "cosine"  # type: ignore[misc]  # others lack it
     """Learning rate after the warm-up: a cosine or a line to zero, or a tenth after each of
     lr_steps."""
-    lr_steps: list[PositiveFloat] = field(default_factory=list)
+    lr_steps: list[PositiveFloat] = field(default_factory=list)  # type: ignore[misc]  # likewise
     """With schedule steps: epochs after which the lr falls to a tenth, e.g. '[8, 11]'."""
     eval_every: Count = 4
     """Epochs between evaluations. The last epoch is always evaluated."""
@@ -86,12 +86,16 @@ class DenseTrain(Train):
     """Weights to report and export: the last epoch's, or those with the best AP (mIoU) on 'val'."""
 
     @model_validator(mode="after")
-    def _check_steps(self):
+    def _check_steps(self) -> Self:
         steps = self.lr_steps
         in_order = bool(steps) and steps == sorted(steps) and steps[-1] < self.epochs
         if self.schedule == "steps" and (self.minutes is not None or not in_order):
-            expected = f"expected rising epochs before the last ({self.epochs}), e.g. [8, 11], and no minutes"
-            raise FieldErrors({"lr_steps": f"got {steps}, {expected}"})
+            raise FieldErrors(
+                {
+                    "lr_steps": f"got {steps}, expected rising epochs before the last "
+                    f"({self.epochs}), e.g. [8, 11], and no minutes"
+                }
+            )
         return self
 
 
@@ -99,7 +103,7 @@ class DenseTrain(Train):
 class DenseAugment:
     """Augmentation of images with their boxes or masks."""
 
-    scale: rising(4.0) = field(default_factory=lambda: [0.5, 2.0])
+    scale: Annotated[list[float], PAIR, rising(4.0)] = field(default_factory=lambda: [0.5, 2.0])
     """Smallest and largest factor by which images are scaled before they are cropped or padded to
     train.size."""
     flip: Probability = 0.5
@@ -112,7 +116,7 @@ class DenseAugment:
 class DetectAugment(DenseAugment):
     """Augmentation of images with their boxes."""
 
-    short_side: rising(4096) | None = None
+    short_side: Annotated[list[float], PAIR, rising(4096)] | None = None
     """Range of the short side (pixels), instead of scale and squares. train.size bounds the long
     side. Test images have the largest. Default: squares."""
 
@@ -178,13 +182,12 @@ class DenseConfig(Common):
         """Return the short side of images to evaluate on at ``size`` (pixels) to store."""
         return self.tested_short_side or size
 
-    def layers(self, classes: int, masks: bool) -> dict:
-        """Return the arguments of :func:`idmm.dense.network.build_network` for the layers on the
-        backbone."""
-        layers = {"task": self.COMMAND, "classes": classes, "width": self.model.pyramid_width}
-        if self.COMMAND == "detect":
-            return layers | {"masks": masks, "cascade": self.model.cascade}
-        return layers | {"auxiliary": self.model.auxiliary}
+    def layers(self, classes: int, masks: bool) -> dict[str, Any]:
+        """Return the arguments of :func:`idmm.dense.network.build_network`, without the backbone.
+
+        ``masks``: whether boxes have outlines.
+        """
+        return {"task": self.COMMAND, "classes": classes, "width": self.model.pyramid_width}
 
 
 @section
@@ -200,7 +203,12 @@ class DetectConfig(DenseConfig):
     @property
     def tested_short_side(self) -> int | None:
         """The largest of ``augment.short_side``."""
-        return self.augment.short_side and math.ceil(self.augment.short_side[1])
+        if self.augment.short_side is None:
+            return None
+        return math.ceil(self.augment.short_side[1])
+
+    def layers(self, classes: int, masks: bool) -> dict[str, Any]:
+        return super().layers(classes, masks) | {"masks": masks, "cascade": self.model.cascade}
 
 
 @section
@@ -221,6 +229,9 @@ class SegmentConfig(DenseConfig):
     def tested_scales(self) -> list[float]:
         """``eval_scales``."""
         return self.eval_scales
+
+    def layers(self, classes: int, masks: bool) -> dict[str, Any]:
+        return super().layers(classes, masks) | {"auxiliary": self.model.auxiliary}
 
 
 def tested_sides(size: int, scales: Sequence[float]) -> list[int]:

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
 from idmm.config.base import Count, Probability, section
 from idmm.config.data import CropGroup
-from idmm.errors import UserError, needed
+from idmm.errors import Fault, UserError, needed
 
 BYOL_JITTER = [0.4, 0.4, 0.2, 0.1]  # of BYOL, also used by MoCo v3 and DINO
 
@@ -31,31 +31,41 @@ def byol_crops(low: float) -> tuple[CropGroup, CropGroup]:
 class Method:
     """The pretraining method and its options. An option of another method is an error."""
 
-    CROPS: ClassVar = (CropGroup(count=2, scale=[0.2, 1.0]),)  # if ``views.crops`` is null
-    COLOURS: ClassVar = {}  # if null in ``views`` and different from IDMM's
-    WARMUP_EPOCHS: ClassVar = None  # if ``train.warmup_epochs`` is null. None: the family's
-    NEEDS_LABELS: ClassVar = False
-    CROPS_COMPARED: ClassVar = (1, None)  # fewest and most crops per image
-    LIBRARIES: ClassVar = ()  # of the extra 'baselines'
+    # if ``views.crops`` is null
+    CROPS: ClassVar[tuple[CropGroup, ...]] = (CropGroup(count=2, scale=[0.2, 1.0]),)
+    # if null in ``views`` and different from IDMM's
+    COLOURS: ClassVar[dict[str, list[float]]] = {}
+    # if ``train.warmup_epochs`` is null. None: the family's
+    WARMUP_EPOCHS: ClassVar[float | None] = None
+    NEEDS_LABELS: ClassVar[bool] = False
+    CROPS_COMPARED: ClassVar[tuple[int, int | None]] = (1, None)  # fewest and most per image
+    LIBRARIES: ClassVar[tuple[str, ...]] = ()  # of the extra 'baselines'
 
     name: str
     """Pretraining method. supcon and supervised need labels. All but idmm and supervised need the
     extra 'baselines'."""
 
+    def libraries(self) -> set[str]:
+        """Return the libraries that the method needs with its options."""
+        return {*self.LIBRARIES}
+
     def check_libraries(self) -> None:
         """Raise UserError if a library is missing."""
-        libraries = {*self.LIBRARIES} | (
-            {"lightly"} if getattr(self, "projection", False) else set()
-        )
-        needed(f"method.name: {self.name}", sorted(libraries), "baselines")
+        needed(f"method.name: {self.name}", sorted(self.libraries()), "baselines")
 
     def check_crops(self, crops: list[CropGroup]) -> None:
         """Raise UserError if the method cannot compare so many crops per image."""
-        count, (fewest, most) = sum(group.count for group in crops), self.CROPS_COMPARED
-        if not fewest <= count <= (most or count):
-            expected = f"{fewest}" if most else f"at least {fewest}"
-            what = f"{count} crops per image, but {self.name} compares crops, expected {expected}"
-            raise UserError(f"views.crops: got {what}")
+        count = sum(group.count for group in crops)
+        fewest, most = self.CROPS_COMPARED
+        if fewest <= count <= (most or count):
+            return
+        expected = f"{fewest}" if most else f"at least {fewest}"
+        raise UserError(
+            Fault(
+                "views.crops",
+                f"got {count} crops per image, but {self.name} compares crops, expected {expected}",
+            )
+        )
 
 
 @section
@@ -79,6 +89,9 @@ class Projected(Method):
     dino 2048."""
     dim: Count | None = None
     """Output width of the projection head. Default: 256."""
+
+    def libraries(self) -> set[str]:
+        return {*self.LIBRARIES, "lightly"} if self.projection else {*self.LIBRARIES}
 
 
 @section

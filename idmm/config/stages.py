@@ -1,8 +1,9 @@
 """The configs of pretraining and fine-tuning."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
@@ -10,7 +11,7 @@ from idmm.config.base import Count, Device, FieldErrors, Fraction, Side, section
 from idmm.config.data import COLOURS, Augment, Colours, Data, Views, colours_of
 from idmm.config.methods import IDMM, MethodOptions
 from idmm.config.phases import Needs, Phase, short_side_bound
-from idmm.errors import UserError, checked
+from idmm.errors import Fault, UserError, checked
 
 
 @section
@@ -47,7 +48,9 @@ class Train:
     """The training loop."""
 
     # after the warm-up. Only detection and segmentation can choose it
-    schedule: ClassVar = "cosine"
+    schedule: ClassVar[str] = "cosine"
+
+    lr_steps: ClassVar[Sequence[float]] = ()  # likewise
 
     epochs: Count = 800
     """Passes over the training images (epochs)."""
@@ -96,7 +99,7 @@ class Train:
     """Time between checkpoints (minutes). 0: every step."""
 
     @model_validator(mode="after")
-    def _check(self):
+    def _check(self) -> Self:
         if self.max_epochs is not None and self.minutes is None:
             what = f"got {self.max_epochs} without minutes, expected minutes, or epochs instead"
             raise FieldErrors({"max_epochs": what})
@@ -258,13 +261,12 @@ class PretrainConfig(Common):
         fixed = {name for name in COLOURS if getattr(self.views, name) is not None}
         crops = self.views.crops
         if crops is None:
-            crops = [replace(group, **dict.fromkeys(fixed)) for group in method.CROPS]
+            own: Any = dict.fromkeys(fixed)
+            crops = [replace(group, **own) for group in method.CROPS]
             notes.append(f"views.crops: {', '.join(map(str, crops))} of the area, {method.name}'s")
-        notes += [
-            f"views.{key}: {value}, {method.name}'s"
-            for key, value in method.COLOURS.items()
-            if key not in fixed
-        ]
+        for key, value in method.COLOURS.items():
+            if key not in fixed:
+                notes.append(f"views.{key}: {value}, {method.name}'s")
         colours = vars(colours_of(self.views, Colours(**method.COLOURS)))
         config = replace(self, views=replace(self.views, crops=crops, **colours))
         warmup = method.WARMUP_EPOCHS
@@ -275,10 +277,23 @@ class PretrainConfig(Common):
         return config, notes
 
     def _check_labelled(self) -> None:
-        if self.data.labelled is not None and not self.trains_classifier:
-            unused = "no label is used, as method.label_weight is 0, expected a weight > 0, or no labelled"
-            needs = f"{self.method.name} cannot use images without labels. Draw the images with data.subset instead."
-            raise UserError(f"data.labelled: {needs if self.method.NEEDS_LABELS else unused}")
+        if self.data.labelled is None or self.trains_classifier:
+            return
+        if self.method.NEEDS_LABELS:
+            raise UserError(
+                Fault(
+                    "data.labelled",
+                    f"{self.method.name} cannot use images without labels",
+                    "Draw the images with data.subset instead.",
+                )
+            )
+        raise UserError(
+            Fault(
+                "data.labelled",
+                "no label is used, as method.label_weight is 0, expected a weight > 0, "
+                "or no labelled",
+            )
+        )
 
 
 @section
@@ -296,7 +311,7 @@ class FinetuneConfig(Common):
     drloc: DrLoc = field(default_factory=DrLoc)
 
     @model_validator(mode="after")
-    def _check(self):
+    def _check(self) -> Self:
         epochs = self.train.max_epochs
         stages = len(self.stages or [])
         is_plain = self.model.freeze and stages <= 1 and self.train.minutes is None

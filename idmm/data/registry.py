@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 
@@ -26,6 +27,7 @@ from idmm.text import listed, nearest
 
 log = logging.getLogger(__name__)
 
+D = TypeVar("D", bound=config.Data)
 TIMEOUT = 60.0  # without a byte (seconds)
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".zip")
 
@@ -77,7 +79,7 @@ def spec_of(name: str | None) -> Spec:
     )
 
 
-def resolve_name(data: config.Data) -> tuple[config.Data, list[str]]:
+def resolve_name(data: D) -> tuple[D, list[str]]:
     """Fill in ``data.name``: ``folder`` if there is a root, else ``digits``.
 
     Returns:

@@ -39,6 +39,12 @@ class Stores:
         stores = {"train": self.train, "val": self.val, "test": self.test}
         return {part: store for part, store in stores.items() if store is not None}
 
+    @property
+    def tested(self) -> ImageStore:
+        """``test`` of a run that needs test images."""
+        assert self.test is not None
+        return self.test
+
     def at(self, size: int) -> "Stores":
         """Return the same with ``val`` and ``test`` at a size (pixels)."""
         crops = self.crops[size]

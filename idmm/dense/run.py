@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
 from idmm import distributed
+from idmm.batch import Batch
 from idmm.config import DetectConfig, SegmentConfig
 from idmm.config.phases import Phase
 from idmm.data.image_store import ImageStore
@@ -35,7 +37,7 @@ from idmm.evaluation.evaluate import evaluating
 from idmm.evaluation.evaluators import Evaluator
 from idmm.files import replacing, write_csv, write_text
 from idmm.methods.base import Method
-from idmm.models.base import Tensors
+from idmm.models.base import Backbone, Tensors
 from idmm.models.build import one_image_norms
 from idmm.progress import counting, log
 from idmm.runs.images import check_images
@@ -76,32 +78,33 @@ def _train(run: DenseRun, evaluate: type["DenseEvaluator"], metric: str) -> dict
         listing = list_images()
         check_best(run, listing)
         stores = run.store(listing, run.folder)
-        has_outlines = outlined(stores.train.targets)
-        method = build_method(run, len(stores.train.classes), has_outlines)
-        evaluator = evaluate(run, stores.val or stores.test, listing.categories)
+        has_outlines = outlined(stores.train.targets or [])
+        method = build_method(run, len(stores.train.class_names), has_outlines)
+        evaluator = evaluate(run, stores.val or stores.tested, listing.categories)
         loop = build_loop(run, stores, method, evaluator, metric)
         loop.start()
         loop.fit()
         best = load_best(loop, metric)
         if stores.val is not None:
-            evaluator = evaluate(run, stores.test, listing.categories)
+            evaluator = evaluate(run, stores.tested, listing.categories)
         scores = final_scores(run, loop, evaluator)
         entries = {
             "task": config.COMMAND,
-            "classes": stores.train.classes,
+            "classes": stores.train.class_names,
             "categories": listing.categories,
-            "layers": config.layers(len(stores.train.classes), has_outlines),
+            "layers": config.layers(len(stores.train.class_names), has_outlines),
             "side": config.train.size,
             "short_side": config.tested_short_side,
         }
-        backbone = loop.exported.backbone.state_dict()
+        network: Any = loop.exported  # with its backbone
+        backbone = network.backbone.state_dict()
         export(run, stores, loop, backbone, entries, config.COMMAND)
         result = {
             **scores,
             **best,
             "epochs": loop.position.epoch,
-            "num_classes": len(stores.train.classes),
-            "test_size": len(stores.test),
+            "num_classes": len(stores.train.class_names),
+            "test_size": len(stores.tested),
             **common_result(run, stores),
         }
         run.folder.finish(result)
@@ -110,7 +113,8 @@ def _train(run: DenseRun, evaluate: type["DenseEvaluator"], metric: str) -> dict
 
 def check_best(run: DenseRun, listing: DenseListing) -> None:
     """Raise UserError if the best epoch is to be chosen on images without an object."""
-    if run.config.train.keep == "best" and not split_classes(listing.val):
+    val = listing.val
+    if run.config.train.keep == "best" and val is not None and not split_classes(val):
         raise UserError(
             Fault(
                 "train.keep",
@@ -121,7 +125,7 @@ def check_best(run: DenseRun, listing: DenseListing) -> None:
 
 
 def build_dense(
-    run: DenseRun, phase: Phase, backbone: nn.Module, classes: int, masks: bool
+    run: DenseRun, phase: Phase, backbone: Backbone, classes: int, masks: bool
 ) -> Detector | Segmenter:
     """Build the network of a phase on its backbone."""
     layers = run.config.layers(classes, masks)
@@ -137,7 +141,8 @@ def build_method(run: DenseRun, classes: int, masks: bool) -> "DenseMethod":
         if report is not None:
             log.info("%s", report)
     with seeded(derive(run.config.seed, "method")):
-        return DenseMethod(build_dense(run, phase, backbone, classes, masks))
+        network = build_dense(run, phase, backbone, classes, masks)
+        return DenseMethod(network)  # type: ignore[arg-type]  # as above
 
 
 def build_loop(
@@ -148,11 +153,11 @@ def build_loop(
     (phase,) = run.phases
     key = derive(config.seed, "stage", phase.number)
     transform = DenseTransform(
-        stores.train, config.train.size, run.spec.mean, run.spec.std, config.augment, key
+        stores.train, config.train.size, run.mean, run.std, config.augment, key
     )
     keep = metric if config.train.keep == "best" else None
     passes = sum(scale**2 for scale in config.tested_scales)
-    final_images = round(len(stores.test) * passes)
+    final_images = round(len(stores.tested) * passes)
     count = len(stores.train)
     plan = plan_phase(run, phase, count, transform, [evaluator], keep, final_images)
     return Loop(run, method, plan)
@@ -183,9 +188,9 @@ class DenseMethod(Method):
         backbone: The whole network, which is trained, averaged and exported.
     """
 
-    backbone: Detector | Segmenter
+    backbone: Detector | Segmenter  # type: ignore[assignment]  # timm's interface is not needed
 
-    def forward(self, batch: dict, key: int, epoch: int) -> Tensors:
+    def forward(self, batch: Batch, key: int, epoch: int) -> Tensors:
         """Return the network's ``loss`` of a batch."""
         with one_image_norms(self.backbone, batch["images"]):
             return self.backbone.loss(batch)
@@ -207,15 +212,15 @@ class DenseEvaluator(Evaluator):
 
     COUNTED: ClassVar[str]  # in the plural: boxes or pixels
     latest: Scores | None = None
-    per_class: dict[str, np.ndarray]
-    counts: np.ndarray
+    per_class: dict[str, NDArray[np.floating[Any]]]
+    counts: NDArray[np.int64]
 
     def __init__(self, run: DenseRun, store: ImageStore, categories: Sequence[int]):
         self.run = run
         self.store = store
         self.categories = categories
-        self.targets = store.targets
-        self.classes = store.classes
+        self.targets = store.targets or []
+        self.classes = store.class_names
         self.images = len(store)
         self.every = run.config.train.eval_every
         (phase,) = run.phases
@@ -232,15 +237,14 @@ class DenseEvaluator(Evaluator):
         """Return the values for metrics.jsonl (percent, None if undefined)."""
         return {name: value for name, value in self.scores(network).items() if name in SCORES}
 
-    def batches(self, final: bool) -> Iterator[dict]:
+    def batches(self, final: bool) -> Iterator[Batch]:
         """Yield this process's letterboxed images until the run is interrupted. ``final``: log the
         progress."""
         run = self.run
-        spec = self.run.spec
         transform = DenseTransform(
-            self.store, self.size, spec.mean, spec.std, only_images=True, short=self.short
+            self.store, self.size, run.mean, run.std, only_images=True, short=self.short
         )
-        batch_bytes = 4 * self.batch_size * (len(spec.mean) + 2) * self.size**2
+        batch_bytes = 4 * self.batch_size * (len(run.mean) + 2) * self.size**2
         batches = own_batches(
             transform,
             np.arange(len(self.store)),
@@ -263,7 +267,7 @@ class DenseEvaluator(Evaluator):
 
     def write(self, folder: Path) -> None:
         """Write the latest scores per class."""
-        rows = [("class", self.COUNTED, *self.per_class)]
+        rows: list[Sequence[Any]] = [("class", self.COUNTED, *self.per_class)]
         for name, count, *scores in zip(
             self.classes, self.counts, *self.per_class.values(), strict=True
         ):
@@ -279,7 +283,7 @@ class BoxEvaluator(DenseEvaluator):
     COUNTED = "boxes"
 
     @torch.no_grad()
-    def scores(self, network, final=False):
+    def scores(self, network: nn.Module, final: bool = False) -> Scores:
         objects = {}  # by the image's number
         with evaluating(network):
             for batch in self.batches(final):
@@ -301,7 +305,7 @@ class BoxEvaluator(DenseEvaluator):
         )
         return self.latest
 
-    def write(self, folder):
+    def write(self, folder: Path) -> None:
         super().write(folder)
         results = []
         for number, objects in self.objects.items():
@@ -315,7 +319,7 @@ class PixelEvaluator(DenseEvaluator):
     COUNTED = "pixels"
 
     @torch.no_grad()
-    def scores(self, network, final=False):
+    def scores(self, network: nn.Module, final: bool = False) -> Scores:
         classes = len(self.classes)
         scales = self.run.config.tested_scales if final else [1.0]
         confusion = np.zeros((classes, classes), dtype=np.int64)

@@ -38,7 +38,7 @@ def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
     Raises:
         UserError: No finished run in a folder, with a line per folder.
     """
-    runs = {}  # real path -> path as given
+    runs: dict[str, Path] = {}  # real path -> path as given
     notes = []
     faults = []
     for folder in map(expand_home, folders):
@@ -73,7 +73,7 @@ def _begun(folder: Path) -> list[Path]:
     return [run for run in runs if (run / "config.yaml").is_file()]
 
 
-def images_of(run: Path) -> dict:
+def images_of(run: Path) -> dict[str, "ImageStore"]:
     """Return the images of a run's splits as they were stored for training, an
     :class:`idmm.data.image_store.ImageStore` each.
 

@@ -17,11 +17,11 @@ from idmm.data.listing import draw_subset, list_images
 from idmm.data.registry import spec_of
 from idmm.data.split import Listing, Split
 from idmm.errors import Fault, UserError
+from idmm.evaluation.baseline import largest_class
 from idmm.evaluation.evaluate import readouts
 from idmm.files import made_folder, read_json, write_json, write_text
 from idmm.progress import drawing, log
 from idmm.report import charts
-from idmm.runs.outputs import largest_class
 from idmm.runs.probe import READOUTS, backbone_entries, build_network
 from idmm.runs.resolve import resolve_probe
 from idmm.text import listed
@@ -60,6 +60,8 @@ def fewlabel(config: FewLabelConfig) -> dict[str, Any]:
     backbones = resolve_backbones(config)
     data = next(iter(backbones.values())).config.data
     splits = replace(list_images(data, labelled=True), val=None)
+    test = splits.test
+    assert test is not None  # it was asked for
     header = describe(config, data, splits, backbones)
     out = made_folder(config.out)
     file = out / "fewlabel.json"
@@ -71,9 +73,9 @@ def fewlabel(config: FewLabelConfig) -> dict[str, Any]:
     for label, run in backbones.items():
         records += probed(splits, header, label, run)
     result = header | {
-        "num_classes": len(splits.train.classes),
-        "test_size": len(splits.test),
-        "largest_class": largest_class(splits.test.labels),
+        "num_classes": len(splits.train.class_names),
+        "test_size": len(test),
+        "largest_class": largest_class(test.known_labels),
         **splits.remarks,
         "summary": summary(records, header["metric"]),
         "records": records,
@@ -148,13 +150,13 @@ def _numbers(per_class: list[int] | None, train: Split) -> list[int]:
 
     They are as given, or the default ones that every class has.
     """
-    counts = np.bincount(train.labels, minlength=len(train.classes))
+    counts = np.bincount(train.known_labels, minlength=len(train.class_names))
     fewest = max(1, int(counts.min()))
     numbers = sorted({*(per_class or ())} or {min(number, fewest) for number in PER_CLASS})
     small = []
     for c in np.argsort(counts, kind="stable"):
         if counts[c] < numbers[-1]:
-            small.append(f"'{train.classes[c]}' ({counts[c]})")
+            small.append(f"'{train.class_names[c]}' ({counts[c]})")
     if small:
         raise UserError(
             Fault(
@@ -173,7 +175,7 @@ def probed(
     images = run.store(splits, None)
     network = build_network(run, label)
     train = images.train
-    test = images.test
+    test = images.tested
     workers = run.config.data.workers
     features = network.split_features(train, workers, "train")
     test_features = network.split_features(test, workers, "test")
@@ -185,9 +187,9 @@ def probed(
         chosen = [rows[name] for name in drawn.names]
         measured = readouts(
             features[chosen],
-            train.labels[chosen],
+            train.known_labels[chosen],
             test_features,
-            test.labels,
+            test.known_labels,
             seed=seed,
             metric=metric,
             groups=None if train.groups is None else train.groups[chosen],

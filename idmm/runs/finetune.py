@@ -4,8 +4,6 @@ import functools
 import gc
 from typing import Any
 
-from torch import nn
-
 from idmm.config import FinetuneConfig
 from idmm.config.phases import Phase
 from idmm.data.store import Stores
@@ -13,6 +11,7 @@ from idmm.data.views import TrainTransform
 from idmm.evaluation.evaluate import Predictions
 from idmm.evaluation.evaluators import Accuracy
 from idmm.methods.finetune import Finetune, balanced_weights
+from idmm.models.base import Backbone
 from idmm.models.build import backbone_state, parameter_counts
 from idmm.models.weights import Checkpoint
 from idmm.progress import log
@@ -60,11 +59,11 @@ def fit_classifier_only(run: FinetuneRun, images: Stores) -> dict[str, Any]:
     (phase,) = run.phases
     run.precision = "fp32"
     run.folder.take_back(1, 1)  # metrics.jsonl has no epoch
-    model = build_backbone(run, phase, len(images.train.classes)).eval()
+    model = build_backbone(run, phase, len(images.train.class_names)).eval()
     start_weights(run, phase, model, images.train)
     predictions = init_classifier(run, phase, model, images)
     assert predictions is not None  # the backbone is frozen
-    save_weights(run, images, model, backbone_state(model), {"classes": images.train.classes})
+    save_weights(run, images, model, backbone_state(model), {"classes": images.train.class_names})
     return {
         **classifier_result(run, images, predictions),
         **common_result(run, images),
@@ -83,7 +82,7 @@ def train_phases(run: FinetuneRun, images: Stores) -> dict[str, Any]:
         if run.accelerator is not None:
             run.accelerator.free_memory()
             gc.collect()  # accelerate collects before it lets go of its models
-        accuracy = build_accuracy(run, phase, images.val or images.test)
+        accuracy = build_accuracy(run, phase, images.val or images.tested)
         loop = build_loop(run, phase, images, model, accuracy)
         loop.start()
         loop.fit()
@@ -93,12 +92,12 @@ def train_phases(run: FinetuneRun, images: Stores) -> dict[str, Any]:
 
 def build_network(
     run: FinetuneRun, phase: Phase, images: Stores, loop_before: Loop | None
-) -> nn.Module:
+) -> Backbone:
     """Build the model of a phase. It continues with the weights that ``loop_before`` trained.
 
     The first phase of a new run loads the weights of ``init`` and fits the classifier.
     """
-    model = build_backbone(run, phase, len(images.train.classes))
+    model = build_backbone(run, phase, len(images.train.class_names))
     if loop_before is not None:
         state = {}
         for name, tensor in loop_before.exported.state_dict().items():
@@ -113,7 +112,7 @@ def build_network(
 
 
 def build_loop(
-    run: FinetuneRun, phase: Phase, images: Stores, model: nn.Module, accuracy: Accuracy
+    run: FinetuneRun, phase: Phase, images: Stores, model: Backbone, accuracy: Accuracy
 ) -> Loop:
     """Build the training loop of a phase."""
     config = run.config
@@ -121,12 +120,12 @@ def build_loop(
     method = Finetune(model, config.augment, config.model.freeze)
     method.localization = build_localization(run, phase, model)
     if config.train.class_weights == "balanced":
-        method.class_weight = balanced_weights(train.labels, len(train.classes))
+        method.class_weight = balanced_weights(train.known_labels, len(train.class_names))
     key = derive(config.seed, "stage", phase.number)
-    transform = TrainTransform(train, config.augment, phase.size, run.spec.mean, run.spec.std, key)
+    transform = TrainTransform(train, config.augment, phase.size, run.mean, run.std, key)
     keep = "top1" if config.train.keep == "best" else None
     # without val the evaluation after the last step is the one that is reported
-    final_images = 0 if images.val is None else len(images.test)
+    final_images = 0 if images.val is None else len(images.tested)
     plan = plan_phase(run, phase, len(train), transform, [accuracy], keep, final_images)
     return Loop(run, method, plan)
 
@@ -138,7 +137,7 @@ def write_outputs(
     best = load_best(loop, "top-1")
     exported = loop.exported
     predictions = reported_predictions(run, images, exported, accuracy)
-    entries = {"classes": images.train.classes}
+    entries = {"classes": images.train.class_names}
     export(run, images, loop, backbone_state(exported), entries, "finetune")
     result = {
         **classifier_result(run, images, predictions),
@@ -160,11 +159,11 @@ def write_outputs(
 
 
 def reported_predictions(
-    run: FinetuneRun, images: Stores, exported: nn.Module, accuracy: Accuracy
+    run: FinetuneRun, images: Stores, exported: Backbone, accuracy: Accuracy
 ) -> Predictions:
     """Return the predictions for the test images."""
     latest = accuracy.latest
     # evaluated on val, or by a process that was killed
     if images.val is not None or latest is None:
-        return build_accuracy(run, run.phases[-1], images.test).predict(exported)
+        return build_accuracy(run, run.phases[-1], images.tested).predict(exported)
     return latest

@@ -1,6 +1,7 @@
 """The start of a run's weights: a structured transformer, and a fitted classifier."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,11 +110,11 @@ def init_classifier(
             )
             return None
         fit_classifier(model, features.numpy(), train, config)
-        accuracy = build_accuracy(run, phase, images.test)
+        accuracy = build_accuracy(run, phase, images.tested)
         predictions = accuracy.predict(model, "accuracy before the first step, on test")
     top1 = predictions.scores()["top1"]
     run.folder.add_start_scores({"start_top1": top1})
-    log.info("before the first step: top-1 %.2f on %d test images", top1, len(images.test))
+    log.info("before the first step: top-1 %.2f on %d test images", top1, len(images.tested))
     return predictions
 
 
@@ -137,6 +138,7 @@ def set_batch_norms(model: Backbone, batches: Iterable[Batch], run: LabelledRun)
         for norm in momenta:
             norm.train()
             norm.momentum = None  # the plain mean, from the first batch on
+            assert norm.num_batches_tracked is not None
             norm.num_batches_tracked.zero_()
         for batch in batches:
             images = batch["images"].to(run.device, non_blocking=True)
@@ -175,16 +177,16 @@ def fit_classifier(
     if distributed.rank() == 0:
         weight, bias = _fitted(features, train, config, model.num_classes, is_scaled)
         fitted = np.pad(weight, ((0, 0), (0, width - weight.shape[1]))), bias
-    # [K, d], [K]
-    weight, bias = (torch.from_numpy(values) for values in distributed.broadcast(fitted))
+    weights, biases = map(torch.from_numpy, distributed.broadcast(fitted))  # [K, d], [K]
     with torch.no_grad():
         for layer in linear_classifiers(model):
-            layer.weight.copy_(weight.view_as(layer.weight))
-            layer.bias.copy_(bias)
+            layer.weight.copy_(weights.view_as(layer.weight))
+            assert layer.bias is not None
+            layer.bias.copy_(biases)
     if partly_fixed is not None:
-        fixed_weight = weight.float()[:, : partly_fixed.fixed]
-        logits = torch.from_numpy(features) @ fixed_weight.T + bias.float()  # [N, K]
-        labels = torch.from_numpy(train.labels)
+        fixed_weights = weights.float()[:, : partly_fixed.fixed]
+        logits = torch.from_numpy(features) @ fixed_weights.T + biases.float()  # [N, K]
+        labels = torch.from_numpy(train.known_labels)
         partly_fixed.weigh_learned(logits, labels, config.augment.label_smoothing)
 
 
@@ -194,9 +196,9 @@ def _fitted(
     config: FinetuneConfig,
     classes: int,
     is_scaled: bool,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
     """Return the weight [K, d] and bias [K] of the classifier of :func:`fit_classifier`."""
-    labels = train.labels
+    labels = train.known_labels
     groups = train.groups
     balanced = "balanced" if config.train.class_weights == "balanced" else None
     choice = choose_strength(

@@ -11,11 +11,11 @@ import numpy as np
 from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.commands import ProbeConfig
 from idmm.errors import Fault, UserError
+from idmm.evaluation.baseline import BASELINE_SIZE, remarks
 from idmm.files import holds_run
 from idmm.notebook import Result
 from idmm.progress import log
 from idmm.report.stats import group_interval, wilson_interval
-from idmm.runs.outputs import BASELINE_SIZE, remarks
 from idmm.training import clock
 from idmm.training.log import logging_to
 from idmm.training.run import Run
@@ -119,8 +119,8 @@ def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
     total = sum(sizes)
     scores: dict[str, Any] = {"mean": {}, "std": {}}
     for name in ACCURACIES:
-        values = [result.get(name) for result in results]
-        if None not in values:
+        values = [result[name] for result in results if result.get(name) is not None]
+        if len(values) == len(results):
             weighted = [value * size for value, size in zip(values, sizes, strict=True)]
             scores[name] = sum(weighted) / total
             scores["mean"][name] = statistics.mean(values)
@@ -140,7 +140,7 @@ def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
     if "per_group" in first:  # no group is in two folds
         group_correct = np.concatenate([result["per_group"]["correct"] for result in results])
         group_images = np.concatenate([result["per_group"]["images"] for result in results])
-        pool["top1_interval"] = group_interval(group_correct, group_images)
+        pool["top1_interval"] = group_interval(group_correct.tolist(), group_images.tolist())
     if "test_groups" in first:
         pool["test_groups"] = sum(result["test_groups"] for result in results)
     pool["seconds"] = round(sum(result["seconds"] for result in results), 1)

@@ -48,10 +48,9 @@ def eval_batches(
         images: Numbers of those to yield, [n]. None: all.
         label: Of a progress bar. None: no bar.
     """
-    spec = run.spec
     workers = run.config.data.workers
     crops = centre_crops(
-        store, size, run.config.crop_pct, spec.mean, spec.std, batch_size, workers, images
+        store, size, run.config.crop_pct, run.mean, run.std, batch_size, workers, images
     )
     batches = run.interrupts.watch(crops)
     if label is None or not run.folder.leader:
@@ -127,22 +126,22 @@ def measure_baseline(run: LabelledRun, images: Stores) -> None:
     if BASELINE in run.folder.start_scores:
         return
     train = images.train
-    test = images.test
+    test = images.tested
     size = run.phases[-1].size
-    numbers = baseline.sample_to_fit(train.labels)
+    numbers = baseline.sample_to_fit(train.known_labels)
 
     def features(store: ImageStore, some: Numbers | None) -> NDArray[np.float32]:
         batches = eval_batches(run, store, size, BASELINE_BATCH, images=some)
-        return baseline.features(batches, run.spec.mean, run.spec.std)
+        return baseline.features(batches, run.mean, run.std)
 
     train_features = features(train, numbers)
     test_features = features(test, None)
     top1 = None
     if run.folder.leader:
         groups = None if train.groups is None else train.groups[numbers]
-        labels = train.labels[numbers]
+        labels = train.known_labels[numbers]
         top1 = baseline.measure(
-            train_features, labels, test_features, test.labels, started_at, groups
+            train_features, labels, test_features, test.known_labels, started_at, groups
         )
     top1 = distributed.broadcast(top1)
     run.folder.add_start_scores({BASELINE: top1, BASELINE_SIZE: len(numbers)})

@@ -4,13 +4,12 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch import nn
-
 from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.phases import Phase
 from idmm.errors import Fault, SizeError, UserError, checked
 from idmm.files import holds_run
 from idmm.methods.drloc import Localization
+from idmm.models.base import Backbone
 from idmm.models.build import try_size
 from idmm.models.vit_init import can_init_vit
 from idmm.seeding import derive, seeded
@@ -18,7 +17,7 @@ from idmm.training.run import AnyConfig, Run
 
 HAND_MADE = ("hog", "hog_conv")
 LabelledRun = Run[PretrainConfig | FinetuneConfig]
-Attempt = Callable[[Phase, nn.Module], object]  # builds the rest of the network on a backbone
+Attempt = Callable[[Phase, Backbone], object]  # builds the rest of the network on a backbone
 
 
 def try_sizes(run: Run[AnyConfig], build_rest: Attempt | None = None) -> None:
@@ -50,7 +49,7 @@ def try_phase(run: Run[AnyConfig], phase: Phase, build_rest: Attempt | None = No
         raise UserError(*(replace(fault, field=field) for fault in error.faults)) from None
 
 
-def try_start(run: LabelledRun, phase: Phase, backbone: nn.Module) -> None:
+def try_start(run: LabelledRun, phase: Phase, backbone: Backbone) -> None:
     """Raise UserError if a backbone cannot be pretrained, started or localized as asked."""
     name = run.spec.name
     if isinstance(run.config, PretrainConfig) and name in HAND_MADE:
@@ -73,13 +72,13 @@ def try_start(run: LabelledRun, phase: Phase, backbone: nn.Module) -> None:
     build_localization(run, phase, backbone)
 
 
-def build_backbone(run: Run[AnyConfig], phase: Phase, classes: int = 0) -> nn.Module:
+def build_backbone(run: Run[AnyConfig], phase: Phase, classes: int = 0) -> Backbone:
     """Build the backbone of a phase with fresh weights, and a classifier if there are classes."""
     dynamic = bool(phase.other_sizes)
     return run.spec.build(phase.size, run.config.seed, classes, dynamic=dynamic)
 
 
-def build_localization(run: LabelledRun, phase: Phase, backbone: nn.Module) -> Localization | None:
+def build_localization(run: LabelledRun, phase: Phase, backbone: Backbone) -> Localization | None:
     """Build the head of ``drloc``, its fresh weights drawn from the run's seed.
 
     None: its weight is 0.

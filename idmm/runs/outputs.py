@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from idmm.config import FinetuneConfig
 from idmm.data.image_store import ImageStore
 from idmm.data.split import Listing
@@ -15,7 +13,7 @@ from idmm.evaluation import evaluate
 from idmm.evaluation.baseline import BASELINE, BASELINE_SIZE, largest_class, remarks
 from idmm.evaluation.mistakes import write_mistakes
 from idmm.files import write_csv
-from idmm.models.base import Tensors
+from idmm.models.base import Backbone, Tensors
 from idmm.models.build import export_kwargs
 from idmm.models.weights import save_model
 from idmm.progress import drawing, log
@@ -77,7 +75,7 @@ def export(
 def save_weights(
     run: Run[TrainConfig],
     images: Stores,
-    model: nn.Module,
+    model: Backbone,
     backbone: Tensors,
     entries: Entries | None,
     has_ema: bool = False,
@@ -152,8 +150,8 @@ def classifier_result(
         ``baseline_train_size``, and the counts of classes, images and groups.
     """
     folder = run.folder
-    classes = images.train.classes
-    test = images.test
+    classes = images.train.class_names
+    test = images.tested
     if folder.leader:
         write_csv(folder.path / "per_class.csv", _class_rows(predictions, classes))
         write_csv(folder.path / PREDICTIONS, _image_rows(predictions, test, classes))

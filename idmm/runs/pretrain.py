@@ -4,7 +4,6 @@ import functools
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from idmm import distributed
 from idmm.config import PretrainConfig, global_groups
@@ -14,7 +13,9 @@ from idmm.data.views import MultiCropTransform
 from idmm.evaluation import evaluate
 from idmm.evaluation.evaluators import Evaluator, Extract, KNNAccuracy
 from idmm.evaluation.monitor import CollapseMonitor
-from idmm.methods import Method, RunInfo, create_method
+from idmm.methods import create_method
+from idmm.methods.base import Method, RunInfo
+from idmm.models.base import Backbone
 from idmm.models.build import backbone_state, parameter_counts
 from idmm.progress import log
 from idmm.runs.first_weights import start_weights
@@ -57,13 +58,13 @@ def train_backbone(run: PretrainRun) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------- building
-def build_network(run: PretrainRun, images: Stores) -> nn.Module:
+def build_network(run: PretrainRun, images: Stores) -> Backbone:
     """Build the backbone. A new run loads the weights of ``init`` or gives it a structured start."""
     (phase,) = run.phases
     train = images.train
     classes = 0
     if run.config.trains_classifier:
-        classes = len(train.classes)
+        classes = len(train.class_names)
     backbone = build_backbone(run, phase, classes)
     if run.is_new:  # else the loop loads its state
         start_weights(run, phase, backbone, train)
@@ -76,7 +77,7 @@ def build_network(run: PretrainRun, images: Stores) -> nn.Module:
     return backbone
 
 
-def build_method(run: PretrainRun, images: Stores, backbone: nn.Module) -> Method:
+def build_method(run: PretrainRun, images: Stores, backbone: Backbone) -> Method:
     """Build the method on the backbone. In a new run it may start from all images' features."""
     config = run.config
     (phase,) = run.phases
@@ -87,7 +88,7 @@ def build_method(run: PretrainRun, images: Stores, backbone: nn.Module) -> Metho
         epochs=phase.epochs,
         steps=phase.steps(len(train)),
         classes=None if train.classes is None else len(train.classes),
-        global_groups=global_groups(config.views.crops),
+        global_groups=global_groups(config.views.crops or []),
         labelled=count_labels(train),
     )
     with seeded(derive(config.seed, "method")):
@@ -129,10 +130,10 @@ def build_loop(run: PretrainRun, images: Stores, method: Method, knn: KNNAccurac
         features = functools.partial(batch_features, run, batches=batches, batch_size=EVAL_BATCH)
         every = config.train.monitor_every
         evaluators.append(CollapseMonitor(method, features, numbers, run.folder.metrics, every))
-    transform = MultiCropTransform(train, config.views, run.spec.mean, run.spec.std, config.seed)
+    transform = MultiCropTransform(train, config.views, run.mean, run.std, config.seed)
     final_images = 0
     if config.trains_classifier:
-        final_images = len(images.test)
+        final_images = len(images.tested)
     plan = plan_phase(run, phase, len(train), transform, evaluators, final_images=final_images)
     return Loop(run, method, plan)
 
@@ -165,7 +166,7 @@ def write_outputs(run: PretrainRun, images: Stores, loop: Loop) -> dict[str, Any
     accuracy = {}
     entries = None
     if config.trains_classifier:
-        batches = eval_batches(run, images.test, run.phases[0].size, EVAL_BATCH)
+        batches = eval_batches(run, images.tested, run.phases[0].size, EVAL_BATCH)
         predictions = evaluate.predict(exported, batches, run.device)
         accuracy = classifier_result(run, images, predictions)
         accuracy["labelled_size"] = count_labels(images.train)

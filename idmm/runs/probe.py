@@ -7,12 +7,12 @@ from typing import Any
 from idmm.config.commands import ProbeConfig
 from idmm.data.registry import spec_of
 from idmm.data.store import Stores
+from idmm.evaluation.baseline import largest_class, remarks
 from idmm.evaluation.evaluate import readouts
 from idmm.evaluation.network import Network
 from idmm.progress import aligned, log
 from idmm.runs.images import list_run_images
 from idmm.runs.networks import try_sizes
-from idmm.runs.outputs import largest_class, remarks
 from idmm.training.device import pick_device
 from idmm.training.run import Run
 
@@ -55,8 +55,8 @@ def build_network(run: Run[ProbeConfig], label: str) -> Network:
         model.eval().to(device),
         config.size,
         config.crop_pct,
-        spec.mean,
-        spec.std,
+        run.mean,
+        run.std,
         device,
         config.batch_size,
         label,
@@ -71,12 +71,12 @@ def backbone_entries(run: Run[ProbeConfig]) -> dict[str, Any]:
 def measure(run: Run[ProbeConfig], network: Network, images: Stores) -> dict[str, Any]:
     """Measure features by kNN and a linear probe; return the result without ``seconds``."""
     config = run.config
-    classes = images.train.classes
-    test = images.test
+    classes = images.train.class_names
+    test = images.tested
     features = {}
     for part, store in images.parts.items():
         rows = network.split_features(store, config.data.workers, part)
-        features[part] = (rows, store.labels)
+        features[part] = (rows, store.known_labels)
     measured = readouts(
         *features["train"],
         *features["test"],
@@ -94,7 +94,7 @@ def measure(run: Run[ProbeConfig], network: Network, images: Stores) -> dict[str
     for name in ("mean_per_class", "per_class", "per_group"):
         if name in linear:
             result[name] = linear[name]
-    result |= {"largest_class": largest_class(test.labels), **backbone_entries(run)}
+    result |= {"largest_class": largest_class(test.known_labels), **backbone_entries(run)}
     result |= {"precision": "fp32", "crop_pct": config.crop_pct, "dataset": config.data.name}
     result["num_classes"] = len(classes)
     for part, store in images.parts.items():

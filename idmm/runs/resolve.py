@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig
 from idmm.config.commands import ProbeConfig, TrainCommand
@@ -171,9 +171,9 @@ def check_out_of_images(config: AnyConfig | TrainCommand) -> None:
         return
     root = os.path.realpath(os.path.expanduser(data.root))
     out = os.path.realpath(os.path.expanduser(config.out))
-    names = ("train", "unlabelled", "val", "test")
+    names = ["train", "unlabelled", "val", "test"]
     if isinstance(config, SegmentConfig):
-        names = ("images", "masks", "annotations")
+        names = ["images", "masks", "annotations"]
     folders = [root]
     if os.path.isdir(os.path.join(root, names[0])):
         folders = [os.path.join(root, name) for name in names]
@@ -196,7 +196,8 @@ def fill_network(config: C) -> tuple[C, "ModelSpec"]:
 
     spec = model_spec(config)
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
-    data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=spec.in_chans)
+    in_chans: Any = spec.in_chans  # of dense runs 1 or 3
+    data = replace(config.data, mean=spec.mean, std=spec.std, in_chans=in_chans)
     if spec.bands is not None:  # images with boxes or masks have none
         data = replace(data, bands=spec.bands)
     return replace(config, model=model, data=data), spec
@@ -205,7 +206,7 @@ def fill_network(config: C) -> tuple[C, "ModelSpec"]:
 def fill_rates(config: T, spec: "ModelSpec") -> tuple[T, list[str]]:
     """Fill in the papers' peak learning rate and warm-up for the network's family."""
     lr, warmup_epochs = family_rates(spec.name)
-    notes = []
+    notes: list[str] = []
     train = config.train
     if train.lr is None:
         train = replace(train, lr=lr)
@@ -223,7 +224,7 @@ def family_rates(name: str) -> tuple[float, int]:
     return 5e-4, 2
 
 
-def trained_size(spec: "ModelSpec") -> int | tuple[int, int] | None:
+def trained_size(spec: "ModelSpec") -> Any:
     """Return the image size of the weights of init (pixels, or a pair), None if there is none."""
     if spec.init is None:
         return None

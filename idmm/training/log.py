@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tqdm.auto import tqdm
 
@@ -22,6 +23,7 @@ from idmm.files import idmm_version
 from idmm.progress import PROGRESS, log
 from idmm.text import one_line
 
+T = TypeVar("T")
 EPOCH_LINES = 10  # log lines per stage, in addition to epochs with an evaluation
 READERS = "image_store", "listing", "user_lists", "folder"  # of idmm.data
 SCORES = ("top1", "top5", "knn", "ap", "ap50", "ap75", "mask_ap", "miou", "macc", "pixel_accuracy")
@@ -32,7 +34,7 @@ BOOKKEEPING = ("epoch", "stage", "step", "loss", "lr", "seconds", "images_per_s"
 class Screen(logging.Handler):
     """Prints records on standard error, above a progress bar."""
 
-    def emit(self, record):
+    def emit(self, record: logging.LogRecord) -> None:
         lines = self.format(record).split("\n")
         with suppress(Exception):  # of a bar of the caller's
             tqdm.write("\n".join(map(one_line, lines)), file=Display(sys.stderr))
@@ -96,11 +98,11 @@ def details_in_file() -> AbstractContextManager[None]:
 def log_once() -> AbstractContextManager[None]:
     """Log each message about a folder or list of images only once inside the block, even if it is
     read again."""
-    logged: dict[tuple, logging.LogRecord] = {}
+    logged: dict[tuple[object, ...], logging.LogRecord] = {}
 
     def is_first(record: logging.LogRecord) -> bool:
-        key = (record.msg, *(record.args or ())[:1])  # the text, and the folder or file
-        return logged.setdefault(key, record) is record
+        place = record.args[:1] if isinstance(record.args, tuple) else ()  # the folder or file
+        return logged.setdefault((record.msg, *place), record) is record
 
     return filtering([logging.getLogger(f"idmm.data.{name}") for name in READERS], is_first)
 
@@ -128,7 +130,8 @@ def logging_to(folder: Path) -> Iterator[None]:
         log.warning("%s: cannot be written (%s)", folder / "log.txt", reason(error))
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     file.addFilter(lambda record: record.levelno != PROGRESS)
-    file.handleError = lambda record: None  # more important files report a full disk
+    # more important files report a full disk
+    file.handleError = lambda record: None  # type: ignore[method-assign]  # of this handler only
     versions = f"idmm {idmm_version()}, torch {version('torch')}, timm {version('timm')}"
     _log_to(
         file, logging.INFO, f"{shlex.join(map(str, sys.argv))} ({versions}, {platform.platform()})"
@@ -149,7 +152,7 @@ def logging_to(folder: Path) -> Iterator[None]:
 
 def _log_to(handler: logging.Handler, level: int, line: str) -> None:
     """Log a line to one handler only."""
-    handler.handle(log.makeRecord(log.name, level, __file__, 0, line, None, None))
+    handler.handle(log.makeRecord(log.name, level, __file__, 0, line, (), None))
 
 
 def stop_signals() -> list[int]:
@@ -168,23 +171,23 @@ class Interrupts:
     raised at once. Other signals may come twice, as from a terminal that closes.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.requested = False
         self.deferred = False
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        self._handlers = {}
         # Python allows handlers only there
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals():
                 self._handlers[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def _handle(self, number, frame) -> None:
+    def _handle(self, number: int, frame: object) -> None:
         is_first = not self.requested
         self.requested = True
         if is_first and self.deferred:
@@ -192,7 +195,7 @@ class Interrupts:
         if is_first or number == signal.SIGINT:
             raise KeyboardInterrupt
 
-    def watch(self, items: Iterable) -> Iterator:
+    def watch(self, items: Iterable[T]) -> Iterator[T]:
         """Yield the items, and raise Interrupted after a signal.
 
         One of several processes continues to the end, because the others may wait for it.
@@ -205,7 +208,7 @@ class Interrupts:
             yield item
 
 
-def epoch_line(record: dict, epochs: int | None, start: float, end: float) -> str | None:
+def epoch_line(record: dict[str, Any], epochs: int | None, start: float, end: float) -> str | None:
     """Return the log line of an epoch with all measurements, or None if it needs none.
 
     Args:

@@ -230,14 +230,14 @@ class Loop:
             position.seconds = clock.now() - started_at
             # without the time of a checkpoint
             self._count_pace(clock.now() - step_started_at, images)
-            should_save = clock.now() - self.saved_at >= 60 * self.train.save_minutes
+            is_due = clock.now() - self.saved_at >= 60 * self.train.save_minutes
             if self.bar.will_draw():
                 # _save stops all processes together
-                should_save = should_save or int(self.bad_step) >= 0
+                is_due = is_due or int(self.bad_step) >= 0
                 self._show(loss)
             self.bar.update()
             should_stop, should_save, progress = distributed.largest(
-                self.run.interrupts.requested, should_save, self._measured_progress()
+                self.run.interrupts.requested, is_due, self._measured_progress()
             )
             self._advance(progress)
             if should_stop or should_save:
@@ -276,22 +276,12 @@ class Loop:
         """Make one optimizer step of ``accumulate`` micro-batches; return the last one's loss."""
         number = self.position.total_steps
         lr_step, elapsed_steps = self.clock.schedule_steps(number)
-        self.schedule.step_update(lr_step)
+        self.schedule.step_update(lr_step)  # type: ignore[arg-type]  # any number serves
         self.set_weight_decay(elapsed_steps)
         step_share = self.batches.step_size(step) / distributed.world()
         for micro in range(self.train.accumulate):
             batch = next(loader)
-            values = None
-            try:
-                values = self._backward(batch, epoch, micro)
-            except torch.OutOfMemoryError as error:
-                # there are gradients already, or others wait for them
-                if micro or distributed.world() > 1:
-                    raise
-                batch = loader.throw(error)
-            if values is None:  # outside, so that the memory of the first try is free
-                self.optimizer.zero_grad()
-                values = self._backward(batch, epoch, micro)
+            values = self._values(batch, epoch, micro, loader)
             self.position.sums.add(values, batch["weight"] * step_share)
             self._note_if_bad(values["loss"], number)
         self.method.before_step(epoch)
@@ -305,6 +295,18 @@ class Loop:
         if self.ema is not None:
             self.ema.update(self.method.backbone, step=number + 1)
         return values["loss"].detach()
+
+    def _values(self, batch: Batch, epoch: int, micro: int, loader: Loader) -> dict[str, Tensor]:
+        """Return what :meth:`_backward` does. Without memory it gets the batch once more."""
+        try:
+            return self._backward(batch, epoch, micro)
+        except torch.OutOfMemoryError as error:
+            # there are gradients already, or others wait for them
+            if micro or distributed.world() > 1:
+                raise
+            batch = loader.throw(error)
+        self.optimizer.zero_grad()  # outside, so that the memory of the first try is free
+        return self._backward(batch, epoch, micro)
 
     def _backward(self, batch: Batch, epoch: int, micro: int) -> dict[str, Tensor]:
         """Add the gradients of a micro-batch. Return its loss and values for the log."""
@@ -369,9 +371,9 @@ class Loop:
             evaluator for evaluator in self.plan.evaluators if (epoch + 1) % evaluator.every == 0
         ]
 
-    def _evaluate(self, epoch: int, evaluators: list[Evaluator]) -> dict[str, float]:
+    def _evaluate(self, epoch: int, evaluators: list[Evaluator]) -> dict[str, float | None]:
         """Return the values of the evaluators after an epoch."""
-        values: dict[str, float] = {}
+        values: dict[str, float | None] = {}
         started_at = clock.now()
         if distributed.world() > 1:  # the first process's statistics are exported
             distribute_bn(self.exported, distributed.world())
@@ -430,16 +432,16 @@ class Loop:
             steps=[run.earlier_steps, self.position.total_steps],
             epoch_seconds=self.position.seconds,
             seconds=run.seconds,
-            timer=timer and asdict(timer),
+            timer=None if timer is None else asdict(timer),
             sums=sums,
             precision=run.precision,
             channels_last=run.channels_last,
             views=run.views,
             method=self.method.state_dict(),
             optimizer=self.optimizer.state_dict(),
-            ema=self.ema and self.ema.module.state_dict(),
-            scaler=scaler and scaler.state_dict(),
-            best=self.best and vars(self.best).copy(),
+            ema=None if self.ema is None else self.ema.module.state_dict(),
+            scaler=None if scaler is None else scaler.state_dict(),
+            best=None if self.best is None else vars(self.best).copy(),
         )
 
     def _load(self, state: TrainingState) -> None:
@@ -450,11 +452,12 @@ class Loop:
         scaler = self.accelerator.scaler
         if scaler is not None and state.scaler is not None:
             scaler.load_state_dict(state.scaler)
-        self.best = state.best and Best(**state.best)
+        if state.best is not None:
+            self.best = Best(**state.best)
         self.run.earlier_steps, total_steps = state.steps
         # between epochs only the end of a phase is saved
         at_end = state.step == 0 and total_steps > 0
-        self.clock.load(state.timer and Timer(**state.timer), at_end)
+        self.clock.load(None if state.timer is None else Timer(**state.timer), at_end)
         self.position = Position(state.epoch, state.step, total_steps, state.epoch_seconds)
         share = float(self.run.folder.leader)  # the sums are added up over processes
         self.position.sums.load(state.sums, share, self.accelerator.device)

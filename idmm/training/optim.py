@@ -39,16 +39,16 @@ def create_optimizer(
 
 
 def _exempt(backbone: nn.Module) -> set[str]:
-    """Return the names of position embeddings and tables: those that the model lists, and any that
-    it misses."""
-    if hasattr(backbone, "no_weight_decay"):
-        listed = set(backbone.no_weight_decay())
-    else:
-        listed = set()
+    """Return the names of position embeddings and tables: those that the model lists, and others."""
+    exempt = set()
+    no_weight_decay = getattr(backbone, "no_weight_decay", None)  # not all of timm's models have it
+    if no_weight_decay is not None:
+        exempt |= set(no_weight_decay())
     endings = ("pos_embed", "relative_position_bias_table", "cls_token", "dist_token")
-    return listed | {
-        name for name, _ in backbone.named_parameters() if name.split(".")[-1] in endings
-    }
+    for name, _ in backbone.named_parameters():
+        if name.split(".")[-1] in endings:
+            exempt.add(name)
+    return exempt
 
 
 def clip_gradients(module: nn.Module, limit: float, per_tensor: bool) -> None:

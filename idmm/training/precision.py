@@ -5,14 +5,16 @@ import time
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from idmm import distributed
-from idmm.batch import BatchFn
+from idmm.batch import Batch, BatchFn
 from idmm.data.loaders import on_device, one_thread
 from idmm.methods.base import Method
 from idmm.progress import log
 from idmm.seeding import seeded
 
+Device = str | torch.device
 # images of the steps that are timed: at most so many, and as few as have so many crops
 TIMED = 32
 CROPS = 64
@@ -20,7 +22,11 @@ STEPS = 2  # timed in each precision
 
 
 def choose_precision(
-    requested: str, method: Method, transform: BatchFn, images: np.ndarray, device: str
+    requested: str,
+    method: Method,
+    transform: BatchFn,
+    images: NDArray[np.int64],
+    device: Device,
 ) -> str:
     """Resolve ``train.precision``: as requested, or for 'auto' the fastest one on the device.
 
@@ -44,37 +50,45 @@ def choose_precision(
     if device == "mps":
         return "fp32"
     log.info(
-        "train.precision auto: two steps of fp32 and of bf16 are timed. --train.precision fp32 saves the wait"
+        "train.precision auto: two steps of fp32 and of bf16 are timed. "
+        "--train.precision fp32 saves the wait"
     )
     with one_thread():  # as workers load
-        crops = sum(part.shape[1] for part in transform(0, images[:1]).get("views", [])) or 1
+        views = transform(0, images[:1]).get("views", [])
+        crops = sum(part.shape[1] for part in views) or 1
         batch = transform(0, images[: min(TIMED, max(1, CROPS // crops))])
     seconds = time_precisions(method, batch, device)
-    best = distributed.broadcast(min(seconds, key=seconds.get))
-    line = "train.precision auto: %s (%d images take %.3g s in fp32, %.3g in bf16)"
-    log.info(line, best, len(batch["index"]), seconds["fp32"], seconds["bf16"])
-    return best
+    fastest: str = distributed.broadcast(min(seconds, key=lambda name: seconds[name]))
+    log.info(
+        "train.precision auto: %s (%d images take %.3g s in fp32, %.3g in bf16)",
+        fastest,
+        len(batch["index"]),
+        seconds["fp32"],
+        seconds["bf16"],
+    )
+    return fastest
 
 
-def time_precisions(method: Method, batch: dict, device) -> dict[str, float]:
-    """Return the seconds of a forward and backward pass in fp32 and in bf16 on a copy: the faster
-    of two steps, which take turns."""
+def time_precisions(method: Method, batch: Batch, device: Device) -> dict[str, float]:
+    """Return the seconds of a forward and backward pass in fp32 and in bf16 on a copy.
+
+    They are those of the faster of two steps, which take turns.
+    """
     copied = copy.deepcopy(method).to(device).train()
-    seconds = {"fp32": [], "bf16": []}
+    seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
     for _ in range(STEPS):
         for precision, times in seconds.items():
             times.append(_timed_step(copied, batch, device, precision))
     return {precision: min(times) for precision, times in seconds.items()}
 
 
-def _timed_step(method: Method, batch: dict, device, precision: str) -> float:
+def _timed_step(method: Method, batch: Batch, device: Device, precision: str) -> float:
     """Return the seconds of a forward and a backward pass."""
     started_at = time.monotonic()
     batch = on_device(batch, device)
-    with (
-        seeded(0),
-        torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == "bf16"),
-    ):
+    is_bf16 = precision == "bf16"
+    kind = torch.device(device).type
+    with seeded(0), torch.autocast(kind, torch.bfloat16, enabled=is_bf16):
         loss = method(batch, 0, 0)["loss"]
     loss.backward()
     float(loss.detach())  # waits for the device

@@ -63,7 +63,7 @@ class Run(Generic[C]):
     """
 
     folder: RunFolder
-    device: str | torch.device
+    device: str
     interrupts: Interrupts
 
     def __init__(
@@ -196,16 +196,17 @@ class Run(Generic[C]):
         for part, store in stores.parts.items():
             if not store.high_bit:
                 continue
-            pairs = np.reshape(store.value_range, (-1, 2)).tolist()
-            ranges = ", ".join(f"[{low:g}, {high:g}]" for low, high in pairs)
+            pairs = np.reshape(np.asarray(store.value_range), (-1, 2))
+            ranges = ", ".join(f"[{low:g}, {high:g}]" for low, high in pairs.tolist())
             log.info(
                 "images: %s of %s have more than 8 bits. Their values %s become 0 to 1",
                 f"{store.high_bit:,}",
                 counted(len(store), f"{part} image"),
                 ranges,
             )
-            is_finetuning = isinstance(self.config, FinetuneConfig)
-            if part == "train" and is_finetuning and self.config.augment.randaugment:
+            config: AnyConfig = self.config
+            uses_randaugment = isinstance(config, FinetuneConfig) and config.augment.randaugment
+            if part == "train" and uses_randaugment:
                 log.info(
                     "images: augment.randaugment: left out for the %d of more than 8 bits, "
                     "which it would cut to 8",
@@ -254,7 +255,7 @@ class Run(Generic[C]):
             self.accelerator = Accelerator(
                 mixed_precision=mixed, cpu=self.device == "cpu", kwargs_handlers=[handler]
             )
-        self.device = self.accelerator.device
+        self.device = str(self.accelerator.device)
         processes = ""
         if distributed.world() > 1:
             processes = f"{distributed.world()} processes, "
@@ -270,6 +271,18 @@ class Run(Generic[C]):
         self.batch_fn = None  # frees the images of the phase before
         self.batch_fn = place_views(transform, self.device, self._views, self.config.data.workers)
         return self.batch_fn
+
+    @property
+    def mean(self) -> list[float]:
+        """Of each channel, on values in [0, 1], once the images are stored."""
+        assert self.spec.mean is not None
+        return self.spec.mean
+
+    @property
+    def std(self) -> list[float]:
+        """Likewise the standard deviation."""
+        assert self.spec.std is not None
+        return self.spec.std
 
     @property
     def views(self) -> str | None:

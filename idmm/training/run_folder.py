@@ -1,9 +1,9 @@
-"""A run's folder: its config, metrics, state and result. A kill at any moment leaves every file
-whole."""
+"""A run's folder: its config, metrics, state and result. A kill leaves every file whole."""
 
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ import torch
 from idmm import distributed
 from idmm.config import PATHS, RESUME_IGNORED, parsing
 from idmm.config.reading import read_file
+from idmm.config.schema import Json, flatten
 from idmm.data.fingerprint import image_changes, listing_fingerprint, refuse_changes
 from idmm.data.split import Listing
 from idmm.data.store import Stores
-from idmm.errors import RunError, UserError
+from idmm.errors import Fault, RunError, UserError
 from idmm.files import (
     REWRITE,
     WITHOUT,
@@ -33,16 +34,22 @@ from idmm.files import (
     write_json,
     write_text,
 )
-from idmm.text import capped, listed
+from idmm.text import listed
 from idmm.training.plan import TrainingState
+
+MOST_FAULTS = 20  # that a message lists
 
 
 def check_resume(path: AnyPath, used: bool, resume: str) -> None:
     """Raise UserError if ``--resume`` forbids a folder that is used, or one that is not."""
     if used and resume == "never":
-        raise UserError(f"out: '{path}' holds a run already. --resume never expects a new folder")
+        raise UserError(
+            Fault("out", f"'{path}' holds a run already", "--resume never expects a new folder")
+        )
     if not used and resume == "must":
-        raise UserError(f"out: '{path}' holds no run to resume. --resume must expects one")
+        raise UserError(
+            Fault("out", f"'{path}' holds no run to resume", "--resume must expects one")
+        )
 
 
 class RunFolder:
@@ -72,16 +79,19 @@ class RunFolder:
         self._scores_file = last / "start.json"
         self._lock = Lock(last / "run.lock")
         self._opened_at = time.time()  # before any image is read
-        faults = None
+        faults: Sequence[Fault] = ()
         used = False
-        self._made = []
-        self._records = None
+        self._made: list[Path] = []
+        self._records: list[Json] | None = None
+        self.finished = False
+        self.state: TrainingState | None = None
+        self._images: Json | None = None
+        self.start_scores: dict[str, float] = {}
         try:
             if self.leader:
                 try:
-                    self._made = [
-                        place for place in (self.path, *self.path.parents) if not place.exists()
-                    ]
+                    folders = (self.path, *self.path.parents)
+                    self._made = [folder for folder in folders if not folder.exists()]
                     if not self._result_file.exists():  # a finished run may be read-only
                         self._check_files()
                         self._lock.acquire_output(self.path)
@@ -94,7 +104,8 @@ class RunFolder:
             )
             if faults:
                 raise UserError(*faults)
-            self.state = self._load() if used and not self.finished else None
+            if used and not self.finished:
+                self.state = self._load()
             self._images = self._read_json(self._images_file)  # None in all processes but the first
             scores = self._read_json(self._scores_file) or {}
             with reading(self._scores_file, WITHOUT):
@@ -111,7 +122,7 @@ class RunFolder:
         if used:
             old = read_file(self.path / "config.yaml")
             new = parsing.with_command(config)
-            check_config(self.path, parsing.flatten(old), parsing.flatten(new))
+            check_config(self.path, flatten(old), flatten(new))
         else:  # a run that died before its first checkpoint leaves nothing to this one
             for path in (self.path / "metrics.jsonl", *(self.path / "last").glob("*.json")):
                 path.unlink(missing_ok=True)
@@ -126,7 +137,11 @@ class RunFolder:
         files = [name for name in ("config.yaml", "metrics.jsonl") if (self.path / name).exists()]
         if files and not self._state_file.parent.exists():
             raise UserError(
-                f"out: '{self.path}' has files that no run wrote ({listed(files)}). Name a new folder"
+                Fault(
+                    "out",
+                    f"'{self.path}' has files that no run wrote ({listed(files)})",
+                    "Name a new folder",
+                )
             )
 
     def _load(self) -> TrainingState:
@@ -135,7 +150,7 @@ class RunFolder:
                 **torch.load(self._state_file, map_location="cpu", weights_only=True)
             )
 
-    def reading_state(self) -> AbstractContextManager:
+    def reading_state(self) -> AbstractContextManager[None]:
         """Raise UserError if the checkpoint turns out to be damaged inside the block."""
         return reading(self._state_file, "Delete it to start over")
 
@@ -151,12 +166,11 @@ class RunFolder:
                 torch.save(vars(state), file)
         except RuntimeError as error:  # torch's writer hides the system's error
             hidden = error.__context__
+            cause = str(error).splitlines()[0]
             if isinstance(hidden, OSError):
-                what = hidden.strerror
-            else:
-                what = str(error).splitlines()[0]
+                cause = hidden.strerror or cause
             raise RunError(
-                f"{self._state_file}: cannot be written ({what}). The previous one is kept"
+                f"{self._state_file}: cannot be written ({cause}). The previous one is kept"
             ) from None
 
     def check_images(self, images: Stores) -> None:
@@ -175,35 +189,36 @@ class RunFolder:
     def check_listing(self, listing: Listing) -> None:
         """Raise UserError if a finished run's images are others now. All processes must call
         together."""
-        with reading(self._images_file, WITHOUT):
-            if self._images:
+        fingerprint = {}
+        if self._images:
+            with reading(self._images_file, WITHOUT):
                 fingerprint = listing_fingerprint(listing, self._images)
-            else:
-                fingerprint = None
         self._compare(fingerprint)
 
-    def _compare(self, fingerprint: dict | None) -> None:
-        faults = None
+    def _compare(self, fingerprint: Json) -> None:
+        faults: Sequence[Fault] = ()
         if self._images:
             try:
                 with reading(self._images_file, WITHOUT):
                     refuse_changes(image_changes(self._images, fingerprint), self.path)
             except UserError as error:
                 faults = error.faults
-        if faults := distributed.broadcast(faults):
+        faults = distributed.broadcast(faults)
+        if faults:
             raise UserError(*faults)
 
-    def image_values(self) -> dict | None:
+    def image_values(self) -> Json | None:
         """Return ``range``, ``mean`` and ``std`` of the images that the run began with; None in a
         new run.
 
         All processes must call together.
         """
-        with reading(self._images_file, WITHOUT):
-            values = self._images and {
-                name: self._images[name] for name in ("range", "mean", "std")
-            }
-        return distributed.broadcast(values)
+        values: Json | None = None
+        if self._images:
+            with reading(self._images_file, WITHOUT):
+                values = {name: self._images[name] for name in ("range", "mean", "std")}
+        shared: Json | None = distributed.broadcast(values)
+        return shared
 
     def add_start_scores(self, scores: dict[str, float]) -> None:
         """Save scores from before the first step. All processes must pass the same ones."""
@@ -211,49 +226,48 @@ class RunFolder:
         if self.leader:
             write_json(self._scores_file, self.start_scores)
 
-    def _read_json(self, path: Path) -> dict | None:
+    def _read_json(self, path: Path) -> Json | None:
         if self.leader and path.exists():
             return read_json(path, WITHOUT)
         return None
 
     def take_back(self, stage: int, epoch: int) -> None:
         """Remove metrics from (stage, epoch) on. The resumed run writes them again."""
-        self._write_metrics(
-            [r for r in self.metrics() if (r["stage"], r["epoch"]) < (stage, epoch)]
-        )
+        earlier = [r for r in self.metrics() if (r["stage"], r["epoch"]) < (stage, epoch)]
+        self._write_metrics(earlier)
 
-    def metrics(self) -> list[dict]:
+    def metrics(self) -> list[Json]:
         """Return the records so far, one per epoch."""
-        if self._records is None or not self.leader:  # the first process writes them
-            self._records = read_metrics(self.path / "metrics.jsonl")
-        return self._records
+        records = self._records
+        if records is None or not self.leader:  # the first process writes them
+            records = read_metrics(self.path / "metrics.jsonl")
+            self._records = records
+        return records
 
-    def add_metrics(self, record: dict) -> None:
+    def add_metrics(self, record: Json) -> None:
         """Append the record of an epoch."""
         self._write_metrics([*self.metrics(), record])
 
-    def _write_metrics(self, records: list[dict]) -> None:
+    def _write_metrics(self, records: list[Json]) -> None:
         if self.leader:
             self._records = records
-            write_text(
-                self.path / "metrics.jsonl",
-                "".join(json.dumps(record) + "\n" for record in records),
-            )
+            lines = [json.dumps(record) + "\n" for record in records]
+            write_text(self.path / "metrics.jsonl", "".join(lines))
 
-    def finish(self, result: dict) -> None:
+    def finish(self, result: Json) -> None:
         """Write result.json, which marks the run as finished."""
         if self.leader:
             write_json(self._result_file, result)
         self.finished = True
 
-    def result(self) -> dict:
+    def result(self) -> Json:
         """Return the result of a finished run."""
-        return read_json(self._result_file, REWRITE)
+        content: Json = read_json(self._result_file, REWRITE)
+        return content
 
     @property
     def checkpoint_note(self) -> str:
-        """The end of messages about a run that stops: that its last checkpoint is kept, if there is
-        one."""
+        """The end of messages about a run that stops, if there is a checkpoint."""
         if self._state_file.exists():
             return ". The last checkpoint is kept"
         return ""
@@ -261,54 +275,51 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         return self
 
-    def __exit__(self, kind: type | None, *_) -> None:
+    def __exit__(self, kind: type | None, *_: object) -> None:
         if kind is not None and issubclass(kind, UserError):
             self._remove()
         self.close()
 
     def _remove(self) -> None:
         """Remove a folder that this start made, if nothing was trained."""
-        if (
-            self.path in self._made
-            and self._lock.held
-            and not holds_run(self.path)
-            and not self.metrics()
-        ):
-            shutil.rmtree(self.path, ignore_errors=True)
-            with suppress(OSError):  # a parent has other files
-                for place in self._made[1:]:
-                    place.rmdir()
+        is_ours = self.path in self._made and self._lock.held
+        if not is_ours or holds_run(self.path) or self.metrics():
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # a parent has other files
+            for parent in self._made[1:]:
+                parent.rmdir()
 
     def close(self) -> None:
-        """Release the lock. Leaving a ``with`` block does so, too, and removes the folder after a
-        user's mistake."""
+        """Release the lock, as leaving a ``with`` block does."""
         self._lock.release()
 
 
-def check_config(path: AnyPath, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Compare the config of the run in ``path`` with a command's, both flat. Keys in
-    ``RESUME_IGNORED`` may differ.
+def check_config(path: AnyPath, old: Json, new: Json) -> None:
+    """Compare the config of the run in ``path`` with a command's, both flat.
+
+    Keys in ``RESUME_IGNORED`` may differ.
 
     Raises:
         UserError: A line per key that differs. Another spelling of the same path is no difference.
     """
-    keys = [
-        key
-        for key in {**new, **old}
-        if key not in RESUME_IGNORED and not _same(key, old.get(key), new.get(key))
-    ]
+    faults = []
+    for key in {**new, **old}:
+        before = old.get(key)
+        now = new.get(key)
+        if key not in RESUME_IGNORED and not _same(key, before, now):
+            text = f"the run in '{path}' has {_text(before)}, this command has {_text(now)}"
+            faults.append(Fault(key, text))
+    fields = {fault.field for fault in faults}
     # ``stages`` repeats them
-    if {"train.size", "train.epochs", "train.lr", "train.batch_size"}.intersection(keys):
-        keys = [key for key in keys if key != "stages"]
-    if keys:
-        faults = []
-        for key in keys:
-            before = _text(old.get(key))
-            now = _text(new.get(key))
-            faults.append(f"{key}: the run in '{path}' has {before}, this command has {now}")
-        raise UserError(
-            *capped(faults), f"out: '{path}' belongs to another config. Use a new --out"
-        )
+    if fields & {"train.size", "train.epochs", "train.lr", "train.batch_size"}:
+        faults = [fault for fault in faults if fault.field != "stages"]
+    if not faults:
+        return
+    if len(faults) > MOST_FAULTS:
+        faults[MOST_FAULTS:] = [Fault("", f"  and {len(faults) - MOST_FAULTS} more")]
+    last = Fault("out", f"'{path}' belongs to another config", "Use a new --out")
+    raise UserError(*faults, last)
 
 
 def _same(key: str, old: Any, new: Any) -> bool:
@@ -318,11 +329,11 @@ def _same(key: str, old: Any, new: Any) -> bool:
     it is another, and weights keep their name.
     """
     if old == new or key not in PATHS or is_public(old) or is_public(new) or None in (old, new):
-        return old == new
+        return bool(old == new)
     before = expand_home(old)
     now = expand_home(new)
     is_moved = not before.exists() and (key != "init" or before.name == now.name)
-    return is_moved or before.resolve() == now.resolve()
+    return is_moved or bool(before.resolve() == now.resolve())
 
 
 def _text(value: Any) -> str:

@@ -19,30 +19,30 @@ WARMUP_START = 1e-6  # as released, and timm's own default
 def learning_rate_of(
     train: Train, optimizer: torch.optim.Optimizer, steps_per_epoch: int, steps: int
 ) -> Scheduler:
-    """Return the schedule of the learning rate that the config asks for, and log a warm-up that was
-    shortened.
+    """Return the schedule of the learning rate, and log a warm-up that was shortened.
 
     With ``train.minutes`` the warm-up takes the first tenth of the schedule, which then follows the
     clock.
     """
+    assert train.warmup_epochs is not None  # of a resolved config
+    warmup: float
     warmup, shortened = warmup_length(train.warmup_epochs, steps_per_epoch, steps)
     if train.minutes is not None:
         warmup = WARMUP * steps if train.warmup_epochs else 0.0
     elif shortened:
         log.info("%s", shortened)
-    falls = [round(epochs * steps_per_epoch) for epochs in getattr(train, "lr_steps", ())]
+    falls = [round(epochs * steps_per_epoch) for epochs in train.lr_steps]
     return learning_rate(optimizer, steps, warmup, train.schedule, falls)
 
 
 def learning_rate(
     optimizer: torch.optim.Optimizer,
     steps: int,
-    warmup_steps: int,
+    warmup_steps: float,
     kind: str = "cosine",
     falls: Sequence[int] = (),
 ) -> Scheduler:
-    """Return a schedule that sets each group's lr (times its ``lr_scale``) on
-    ``step_update(step)``.
+    """Return a schedule that ``step_update(step)`` sets each group's lr (times ``lr_scale``) by.
 
     The rate depends only on the step, so a resumed run gets the same rate. With a warm-up, step 0
     runs at 1e-6 and step ``warmup_steps`` at the peak. Step ``steps``, one past the last, would run
@@ -71,7 +71,7 @@ def learning_rate(
 
 def weight_decay_schedule(
     optimizer: torch.optim.Optimizer, steps: int, end: float | None
-) -> Callable[[int], None]:
+) -> Callable[[float], None]:
     """Return a function that sets the weight decay of a step: half a cosine from the groups'
     present one to ``end``.
 
@@ -80,7 +80,7 @@ def weight_decay_schedule(
     """
     starts = {number: group["weight_decay"] for number, group in enumerate(optimizer.param_groups)}
 
-    def update(step: int) -> None:
+    def update(step: float) -> None:
         for number, start in starts.items():
             if end is not None and start > 0:
                 value = end + (start - end) * (1 + math.cos(math.pi * step / steps)) / 2
