@@ -6,7 +6,7 @@ are from Table 10 of the IDMM paper. Values that the table leaves out are from t
 papers and releases.
 """
 
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
@@ -34,7 +34,7 @@ class Method:
     # if ``views.crops`` is null
     CROPS: ClassVar[tuple[CropGroup, ...]] = (CropGroup(count=2, scale=[0.2, 1.0]),)
     # if null in ``views`` and different from IDMM's
-    COLOURS: ClassVar[dict[str, list[float]]] = {}
+    COLOURS: ClassVar[dict[str, Any]] = {}
     # if ``train.warmup_epochs`` is null. None: the family's
     WARMUP_EPOCHS: ClassVar[float | None] = None
     NEEDS_LABELS: ClassVar[bool] = False

@@ -212,7 +212,7 @@ class DenseEvaluator(Evaluator):
 
     COUNTED: ClassVar[str]  # in the plural: boxes or pixels
     latest: Scores | None = None
-    per_class: dict[str, NDArray[np.floating[Any]]]
+    per_class: dict[str, NDArray[np.float64]]
     counts: NDArray[np.int64]
 
     def __init__(self, run: DenseRun, store: ImageStore, categories: Sequence[int]):
@@ -259,7 +259,7 @@ class DenseEvaluator(Evaluator):
         return batches
 
     @abstractmethod
-    def scores(self, network: nn.Module, final: bool = False) -> Scores:
+    def scores(self, network: Any, final: bool = False) -> Scores:
         """Return all scores in percent, None if undefined. All processes must call together.
 
         ``final``: those of the result.
@@ -283,7 +283,7 @@ class BoxEvaluator(DenseEvaluator):
     COUNTED = "boxes"
 
     @torch.no_grad()
-    def scores(self, network: nn.Module, final: bool = False) -> Scores:
+    def scores(self, network: Any, final: bool = False) -> Scores:
         objects = {}  # by the image's number
         with evaluating(network):
             for batch in self.batches(final):
@@ -319,7 +319,7 @@ class PixelEvaluator(DenseEvaluator):
     COUNTED = "pixels"
 
     @torch.no_grad()
-    def scores(self, network: nn.Module, final: bool = False) -> Scores:
+    def scores(self, network: Any, final: bool = False) -> Scores:
         classes = len(self.classes)
         scales = self.run.config.tested_scales if final else [1.0]
         confusion = np.zeros((classes, classes), dtype=np.int64)

@@ -58,7 +58,9 @@ class Source:
         self.network = Network.from_checkpoint(self.saved, len(self.classes or ()), "cpu", BATCH)
         self.model = self.network.model
         self.size = self.network.size
-        module: str = timm.models.model_entrypoint(self.saved.name).__module__
+        assert self.saved.name is not None  # a run's weights name their model
+        self.name = self.saved.name
+        module: str = timm.models.model_entrypoint(self.name).__module__
         self.module = None if module.startswith("timm.") else module
 
     @property
@@ -246,7 +248,7 @@ def _tidy(source: Source, proto: "onnx.ModelProto") -> None:
         part.ClearField("metadata_props")
     del proto.graph.value_info[:]
     del proto.metadata_props[:]
-    proto.graph.name = source.saved.name
+    proto.graph.name = source.name
     proto.producer_name = "idmm"
     proto.producer_version = idmm_version()
 

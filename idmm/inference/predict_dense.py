@@ -56,7 +56,8 @@ def predict_dense(config: PredictConfig, out: Path, paths: list[str]) -> str:
     batch_size = config.batch_size or BATCH
     if saved.extra["short_side"] is not None:  # the shapes differ
         batch_size = 1
-    network = Network.around(saved, model, saved.size, device, batch_size)
+    size: Any = saved.size  # one number: a square's side
+    network = Network.around(saved, model, size, device, batch_size)
     files = _Files(network, saved.extra, paths)
     with filling(out) as folder, network.enough_memory():
         if isinstance(model, Segmenter):

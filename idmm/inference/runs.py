@@ -4,6 +4,7 @@ imports torch."""
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from idmm.config import (
     Data,
@@ -19,6 +20,11 @@ from idmm.errors import Fault, UserError
 from idmm.files import expand_home, reading
 from idmm.runs.images import list_run_images
 from idmm.text import listed
+
+if TYPE_CHECKING:
+    from idmm.data.image_store import ImageStore
+    from idmm.data.images import ValueRange
+    from idmm.models.weights import Checkpoint
 
 RunConfig = PretrainConfig | FinetuneConfig | DetectConfig | SegmentConfig | ProbeConfig
 CONFIGS: dict[str, type[RunConfig]] = {  # by command
@@ -85,11 +91,10 @@ def images_of(run: Path) -> dict[str, "ImageStore"]:
     config = config_of(run)
     with reading(run / "config.yaml", "Restore it or train again"):
         size = config.train_side(max(phase.size for phase in config.phases))
-    if config.data.range == "auto":
+    value_range: ValueRange = config.data.range
+    if value_range == "auto":
         value_range = exported_weights(run).range
-    else:
-        value_range = config.data.range
-    stores = {}
+    stores: dict[str, ImageStore] = {}
     for part, split in list_run_images(config).parts.items():
         stores[part] = store_split(
             split, stored_size=size, data=config.data, part=part, value_range=value_range
@@ -150,7 +155,7 @@ def dataset_name(data: Data) -> str:
     return data.name or "digits"
 
 
-def exported_weights(run: Path, field: str = ""):
+def exported_weights(run: Path, field: str = "") -> "Checkpoint":
     """Return the weights that a run wrote, with its classifier if it has one, an
     :class:`idmm.models.weights.Checkpoint`. See :func:`idmm.models.weights.read_checkpoint`."""
     from idmm.models.weights import read_checkpoint

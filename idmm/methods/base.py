@@ -67,7 +67,7 @@ class Method(nn.Module):
         return self.scheduled_epoch
 
     @property
-    def exported(self) -> nn.Module:
+    def exported(self) -> Backbone:
         """The backbone to export. The default is the one in training."""
         return self.backbone
 

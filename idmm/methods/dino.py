@@ -47,9 +47,9 @@ class DINO(Method):
         self.global_groups = info.global_groups
 
     @property
-    def exported(self) -> nn.Module:
+    def exported(self) -> Backbone:
         """The teacher's backbone."""
-        return self.teacher.copies[0]
+        return self.teacher.copies[0]  # type: ignore[return-value]  # a copy of the backbone
 
     def temperature(self, epoch: float) -> float:
         """The teacher's temperature in an epoch, counted from 0.

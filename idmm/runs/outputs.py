@@ -99,7 +99,7 @@ def save_weights(
         extra["range"] = images.value_range
     if spec.bands is not None:
         extra["bands"] = spec.bands
-        if spec.bands:
+        if images.train.bands is not None and spec.bands:
             extra["file_channels"] = images.train.bands.count
 
     def save(name: str, state: Tensors, kwargs: dict[str, Any], more: Entries) -> None:

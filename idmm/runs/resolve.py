@@ -119,7 +119,7 @@ def check_names(config: C, fill: Callable[[C], tuple[C, list[str]]]) -> tuple[C,
 def fill_data_name(config: C) -> tuple[C, list[str]]:
     """Fill in the dataset's name. UserError: there is none of that name."""
     data, notes = resolve_name(config.data)
-    if data.labelled is not None:
+    if data.labelled is not None:  # type: ignore[operator]  # mypy takes it for a method
         raise UserError(
             Fault(
                 "data.labelled",

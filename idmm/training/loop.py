@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3, distribute_bn
-from torch import Tensor, nn
+from torch import Tensor
 
 from idmm import distributed
 from idmm.batch import Batch, BatchFn
@@ -21,6 +21,7 @@ from idmm.data.loaders import choose_workers, on_device, training_batches
 from idmm.errors import Interrupted, RunError
 from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
+from idmm.models.base import Backbone
 from idmm.progress import Bar, duration, log
 from idmm.seeding import derive, seeded
 from idmm.training import clock
@@ -87,7 +88,7 @@ class Loop:
         with self._memory():
             self._build()
             self.batch_fn = self.run.place_views(self.plan.transform)
-            if self.train.compile:
+            if self.train.compile:  # type: ignore[operator]  # mypy takes it for a method
                 self._compile()
             self.bad_step = torch.full((), -1, device=self.accelerator.device)
             self._resume()
@@ -122,11 +123,11 @@ class Loop:
             self.batch_fn.compile()
 
     @property
-    def exported(self) -> nn.Module:
+    def exported(self) -> Backbone:
         """The backbone to evaluate and export: the EMA's, else the one that the method exports."""
         if self.ema is None:
             return self.method.exported
-        averaged: nn.Module = self.ema.module
+        averaged: Backbone = self.ema.module
         return averaged
 
     def fit(self) -> None:
@@ -267,7 +268,8 @@ class Loop:
             return
         remaining = self._log_end(step_seconds)
         enough = COMPILE_FROM.get(self.accelerator.device.type, math.inf)
-        if self.train.compile is None and remaining >= enough:
+        is_open = self.train.compile is None  # type: ignore[operator]  # as above
+        if is_open and remaining >= enough:
             torch._dynamo.config.suppress_errors = True  # what cannot be compiled stays as it is
             self._compile()
             pace.restart()

@@ -227,9 +227,10 @@ class RunFolder:
             write_json(self._scores_file, self.start_scores)
 
     def _read_json(self, path: Path) -> Json | None:
+        content: Json | None = None
         if self.leader and path.exists():
-            return read_json(path, WITHOUT)
-        return None
+            content = read_json(path, WITHOUT)
+        return content
 
     def take_back(self, stage: int, epoch: int) -> None:
         """Remove metrics from (stage, epoch) on. The resumed run writes them again."""
