@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import nn
-
 from idmm.config import FinetuneConfig, parsing
 from idmm.config.commands import ProbeConfig
 from idmm.config.phases import Phase
@@ -16,7 +14,8 @@ from idmm.errors import Fault, UserError, needed
 from idmm.files import output_path
 from idmm.grid.config import CONFIGS, GridConfig
 from idmm.grid.plan import GridPlan, Job
-from idmm.models.spec import model_spec
+from idmm.models.base import Backbone
+from idmm.models.spec import ModelSpec, model_spec
 from idmm.runs.images import ListConfig, list_run_images
 from idmm.runs.networks import try_phase, try_start
 from idmm.runs.resolve import check_out_of_images, fill_classifier_init
@@ -98,11 +97,10 @@ class _Checks:
         if isinstance(config, FinetuneConfig):
             key = [*model, "classifier", config.train.classifier_init]
             self.once(key, backbone, fill_classifier_init, config, spec)
-        run = Run(config, spec)
         model.append(job.command == "pretrain")
-        for phase in run.phases:
+        for phase in config.phases:
             key = [*model, phase.size, phase.other_sizes, drloc if drloc.get("weight") else 0]
-            self.once(key, backbone, _try, run, phase)
+            self.once(key, backbone, _try, config, spec, phase)
 
     def once(self, key: Any, entry: str, call: Callable[..., T], *args: Any) -> T | None:
         """Return ``call(*args)``, or None after a user's mistake. Its faults belong to ``entry``.
@@ -126,12 +124,12 @@ class _Checks:
         return value
 
 
-def _try(run: Run[ListConfig], phase: Phase) -> None:
+def _try(config: ListConfig, spec: ModelSpec, phase: Phase) -> None:
     """Build the network of a phase with its weights."""
 
-    def build_rest(phase: Phase, backbone: nn.Module) -> None:
-        run.spec.load(backbone)
-        if not isinstance(run.config, ProbeConfig):
-            try_start(run, phase, backbone)
+    def build_rest(phase: Phase, backbone: Backbone) -> None:
+        spec.load(backbone)
+        if not isinstance(config, ProbeConfig):
+            try_start(Run(config, spec), phase, backbone)
 
-    try_phase(run, phase, build_rest)
+    try_phase(Run(config, spec), phase, build_rest)

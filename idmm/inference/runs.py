@@ -35,8 +35,7 @@ TRAIN = (".", "scratch", "stage1")  # runs of 'idmm train', in order: the classi
 
 
 def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
-    """Return the folders of the finished runs in ``folders``, and a line on each unfinished one
-    that was skipped.
+    """Return the folders of the finished runs in ``folders``, and lines on those left out.
 
     A folder of ``idmm train`` holds its stages and its comparison. Any other folder may hold runs
     or such folders. A run appears once.
@@ -59,10 +58,15 @@ def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
             notes += [f"{path} is skipped: it is not finished" for path in unfinished]
         elif unfinished:
             names = listed([f"'{path}'" for path in unfinished])
-            faults.append(f"runs: {names}: not finished. Repeat the command to resume it")
+            hint = "Repeat the command to resume it"
+            faults.append(Fault("runs", f"{names}: not finished", hint))
         else:
             faults.append(
-                f"runs: '{folder}': expected the folder of a finished run, its --out, or one that holds some"
+                Fault(
+                    "runs",
+                    f"'{folder}': expected the folder of a finished run, its --out, "
+                    "or one that holds some",
+                )
             )
     if faults:
         raise UserError(*faults)
@@ -70,8 +74,7 @@ def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
 
 
 def _begun(folder: Path) -> list[Path]:
-    """Return the runs of a folder of ``idmm train``, in their order, or the folder if it is a
-    run."""
+    """Return the runs of a folder of ``idmm train``, in their order, or the folder if it is one."""
     if (folder / "train.json").is_file():
         runs = [folder / name for name in TRAIN]
     else:
@@ -80,8 +83,7 @@ def _begun(folder: Path) -> list[Path]:
 
 
 def images_of(run: Path) -> dict[str, "ImageStore"]:
-    """Return the images of a run's splits as they were stored for training, an
-    :class:`idmm.data.image_store.ImageStore` each.
+    """Return the images of a run's splits as they were stored for training.
 
     Raises:
         UserError: No finished run, or its images are gone.
@@ -110,14 +112,14 @@ def config_of(run: Path) -> PretrainConfig | FinetuneConfig:
         UserError: No such run, k-fold runs instead of one of them, or config.yaml cannot be read.
     """
     if (run / "fold-1").is_dir():
-        raise UserError(f"{run}: holds k-fold runs. Give one of them ('{run / 'fold-1'}')")
+        raise UserError(
+            Fault(str(run), "holds k-fold runs", f"Give one of them ('{run / 'fold-1'}')")
+        )
     if not (run / "result.json").is_file():
-        is_run = (run / "last").is_dir()
-        if is_run:
-            how = "Repeat its command to finish it"
-        else:
-            how = "Give the folder of a finished run"
-        raise UserError(f"{run}: is no finished run, it has no result.json. {how}")
+        hint = "Give the folder of a finished run"
+        if (run / "last").is_dir():
+            hint = "Repeat its command to finish it"
+        raise UserError(Fault(str(run), "is no finished run, it has no result.json", hint))
     config = read_config(run)
     if not isinstance(config, PretrainConfig | FinetuneConfig):
         raise UserError(

@@ -7,7 +7,7 @@ import torch
 
 from idmm.config import Train
 from idmm.distributed import worker_lost
-from idmm.errors import RunError, UserError
+from idmm.errors import Fault, RunError, UserError
 
 # messages of torch, drivers, libraries
 _NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")
@@ -26,19 +26,23 @@ def pick_device(device: str, field: str = "device") -> str:
     }
     names = [name for name in available if available[name]]
     if device != "auto" and device not in names:
-        raise UserError(f"{field}: '{device}' is not available, expected one of {', '.join(names)}")
+        expected = ", ".join(names)
+        raise UserError(Fault(field, f"'{device}' is not available, expected one of {expected}"))
     if device == "auto":
         return names[0]
     return device
 
 
 def choose_device(train: Train) -> str:
-    """Resolve ``train.device`` to cuda, mps or cpu. UserError if it is missing or lacks the
-    precision."""
+    """Resolve ``train.device`` to cuda, mps or cpu. UserError: it lacks the precision, or is missing."""
     device = pick_device(train.device, "train.device")
     if train.precision == "fp16" and device != "cuda":
         raise UserError(
-            f"train.precision: fp16 needs a CUDA device, this run is on {device}. Give bf16, fp32 or auto"
+            Fault(
+                "train.precision",
+                f"fp16 needs a CUDA device, this run is on {device}",
+                "Give bf16, fp32 or auto",
+            )
         )
     return device
 

@@ -13,7 +13,7 @@ import torch
 from idmm import distributed
 from idmm.config import PATHS, RESUME_IGNORED, parsing
 from idmm.config.reading import read_file
-from idmm.config.schema import Json, flatten
+from idmm.config.schema import flatten
 from idmm.data.fingerprint import image_changes, listing_fingerprint, refuse_changes
 from idmm.data.split import Listing
 from idmm.data.store import Stores
@@ -22,6 +22,7 @@ from idmm.files import (
     REWRITE,
     WITHOUT,
     AnyPath,
+    Json,
     Lock,
     expand_home,
     holds_run,
@@ -227,10 +228,9 @@ class RunFolder:
             write_json(self._scores_file, self.start_scores)
 
     def _read_json(self, path: Path) -> Json | None:
-        content: Json | None = None
         if self.leader and path.exists():
-            content = read_json(path, WITHOUT)
-        return content
+            return read_json(path, WITHOUT)
+        return None
 
     def take_back(self, stage: int, epoch: int) -> None:
         """Remove metrics from (stage, epoch) on. The resumed run writes them again."""
@@ -263,8 +263,7 @@ class RunFolder:
 
     def result(self) -> Json:
         """Return the result of a finished run."""
-        content: Json = read_json(self._result_file, REWRITE)
-        return content
+        return read_json(self._result_file, REWRITE)
 
     @property
     def checkpoint_note(self) -> str:
