@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import transfers
+from clocks import fake_clock  # noqa: F401 (another)
 from folders import decoded  # noqa: F401 (another)
 from helpers import STAGES, outside
 from loopback import Server, miniature

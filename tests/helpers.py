@@ -317,6 +317,11 @@ def read(path):
     return json.loads(text) if str(path).endswith(".json") else yaml.safe_load(text)
 
 
+def column(rows, name):
+    """The values of one field, row by row."""
+    return [row[name] for row in rows]
+
+
 def logged(out):
     """log.txt."""
     return (Path(out) / "log.txt").read_text(encoding="utf-8")

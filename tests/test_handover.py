@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import yaml
 from folders import result
 from frozen import a_run, by_hand, linear
-from helpers import call, inside, logged, metrics, same
+from helpers import call_ok, inside, inside_ok, logged, metrics, read, same
+from pytest import approx
 from test_resume import stop_at
 from tiny import make
 
@@ -28,7 +28,14 @@ from idmm.runs.resolve import fill_classifier_init
 from idmm.seeding import seeded
 from idmm.training.optim import create_optimizer
 
-RUN = dict(model__name=None, model__kwargs=None, stages=[{"size": 16}, {"size": 24, "epochs": 1}])
+RUN = dict(
+    model__name=None,
+    model__kwargs=None,
+    stages=[
+        {"size": 16},
+        {"size": 24, "epochs": 1},
+    ],
+)
 KEY = "train.classifier_init"
 
 
@@ -41,19 +48,36 @@ def init(tmp_path_factory):
 def tuned(init, tmp_path_factory):
     """A run that was asked to start from features."""
     out = tmp_path_factory.mktemp("tuned") / "run"
-    assert inside("finetune", out, **RUN, init=str(init), train__classifier_init="features") == 0
+    inside_ok(
+        "finetune",
+        out,
+        **RUN,
+        init=str(init),
+        train__classifier_init="features",
+    )
     return out
 
 
 HEADS = [  # a norm or a pool before the classifier, two classifiers, a 1x1 convolution
     (
         "vit_tiny_patch16_224",
-        dict(patch_size=16, embed_dim=16, depth=1, num_heads=2, global_pool="avg"),
+        dict(
+            patch_size=16,
+            embed_dim=16,
+            depth=1,
+            num_heads=2,
+            global_pool="avg",
+        ),
         32,
     ),
     (
         "deit_tiny_distilled_patch16_224",
-        dict(patch_size=16, embed_dim=16, depth=1, num_heads=2),
+        dict(
+            patch_size=16,
+            embed_dim=16,
+            depth=1,
+            num_heads=2,
+        ),
         32,
     ),
     ("resnetv2_18", dict(layers=(1, 1, 1, 1), channels=(8, 8, 8, 16)), 32),
@@ -61,7 +85,7 @@ HEADS = [  # a norm or a pool before the classifier, two classifiers, a 1x1 conv
 ]
 
 
-@pytest.mark.parametrize(("name", "kwargs", "size"), HEADS)
+@pytest.mark.parametrize("name, kwargs, size", HEADS)
 def test_the_model_says_what_the_fit_says(name, kwargs, size):
     with seeded(0):
         model = create_backbone(name, size, num_classes=4, **kwargs).eval()
@@ -77,7 +101,12 @@ def test_the_model_says_what_the_fit_says(name, kwargs, size):
         heat = evaluate.fit_temperature(features, labels, choice.strength, smoothing=0.1)
         expected = (features @ weight.T + bias) / heat
         logits = model(images)
-        np.testing.assert_allclose(logits[:, :3].numpy(), expected[:, :3], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(
+            logits[:, :3].numpy(),
+            expected[:, :3],
+            rtol=1e-3,
+            atol=1e-3,
+        )
         assert (expected[:, 3] == -np.inf).all()
         assert 0 < logits.softmax(1)[:, 3].max() <= 1.01 / 24, "at most 1/N"
 
@@ -108,8 +137,8 @@ def test_the_temperature_has_the_least_loss_on_held_out_images(weighting):
     )
     assert len(held) == 24
     assert expected > 2
-    assert temperature == pytest.approx(expected, rel=5e-3)
-    assert evaluate.fit_temperature(features, labels, 1e-4, seed=3) == pytest.approx(1, abs=1e-3), (
+    assert temperature == approx(expected, rel=5e-3)
+    assert evaluate.fit_temperature(features, labels, 1e-4, seed=3) == approx(1, abs=1e-3), (
         "never sharpened"
     )
     assert evaluate.fit_temperature(features[[0, 60]], labels[[0, 60]], 1.0) == 1.0, (
@@ -146,12 +175,12 @@ def test_the_start_is_the_probes_accuracy(init, tuned):
     expected = 100 * np.mean(linear(train_features, classes, strength).predict(held) == truth)
     results = result(tuned)
     text = logged(tuned)
-    assert results["start_top1"] == pytest.approx(expected, abs=1.2), (
+    assert results["start_top1"] == approx(expected, abs=1.2), (
         "images of train are decoded for larger crops"
     )
     assert (
-        "features of 96 training images, C = 1, chosen by default, as there are under 10 images per class"
-        in text
+        "features of 96 training images, C = 1, chosen by default, as there are under 10 "
+        "images per class" in text
     )
     assert f"before the first step: top-1 {results['start_top1']:.2f} on 360 test images" in text
     assert "features for the classifier, of train: 96 images" in text
@@ -160,19 +189,25 @@ def test_the_start_is_the_probes_accuracy(init, tuned):
 def test_an_init_means_features_also_after_a_resume(init, tuned, tmp_path, monkeypatch):
     """To the last bit, in the phase that was fitted and in the next; the first accuracy is not
     measured again."""
-    for stop in ((1, 0, 2), (2, 0, 1)):
+    for stop in (
+        (1, 0, 2),
+        (2, 0, 1),
+    ):
         out = tmp_path / f"cut-{stop[0]}"
         with monkeypatch.context() as patch:
             stop_at(patch, *stop)
             assert inside("finetune", out, **RUN, init=str(init)) == 130
             patch.setattr("idmm.runs.first_weights.fit_classifier", None)
-            assert inside("finetune", out, **RUN, init=str(init), resume="must") == 0
+            inside_ok(
+                "finetune",
+                out,
+                **RUN,
+                init=str(init),
+                resume="must",
+            )
         assert same(out, tuned)
         assert result(out)["start_top1"] == result(tuned)["start_top1"]
-        assert (
-            yaml.safe_load((out / "config.yaml").read_text())["train"]["classifier_init"]
-            == "features"
-        )
+        assert read(out / "config.yaml")["train"]["classifier_init"] == "features"
         assert f"{KEY}: features, the default with an init" in logged(out)
 
 
@@ -181,11 +216,12 @@ def test_features_that_are_all_alike_give_no_start(init, tmp_path, monkeypatch, 
     explodes."""
     monkeypatch.setattr("idmm.runs.first_weights.spread", lambda features: 0.001)
     larger = {**RUN, "stages": [{"size": 24, "epochs": 1}]}
-    assert (
-        inside(
-            "finetune", tmp_path / "x", **larger, init=str(init), train__classifier_init="features"
-        )
-        == 0
+    inside_ok(
+        "finetune",
+        tmp_path / "x",
+        **larger,
+        init=str(init),
+        train__classifier_init="features",
     )
     errors = capsys.readouterr().err
     assert (
@@ -203,7 +239,7 @@ DECAY = {"train__layer_decay": 0.5}
 def source(tmp_path_factory):
     """A few epochs of pretraining a small ConvNet, whose weights others start from."""
     out = tmp_path_factory.mktemp("source") / "run"
-    assert inside("pretrain", out, **RESNET, train__epochs=2) == 0
+    inside_ok("pretrain", out, **RESNET, train__epochs=2)
     return out
 
 
@@ -211,7 +247,13 @@ def source(tmp_path_factory):
 def adapted(source):
     """The same images again, from those weights, each stage at a rate of its own."""
     out = source.parent / "adapted"
-    assert inside("pretrain", out, **FROM, **DECAY, init=str(source)) == 0
+    inside_ok(
+        "pretrain",
+        out,
+        **FROM,
+        **DECAY,
+        init=str(source),
+    )
     return out
 
 
@@ -241,11 +283,21 @@ def test_rates_by_layer():
 def test_knn_before_and_after(source, adapted):
     """Before the first step it is what idmm probe finds, at the end that of the last record."""
     results = result(adapted)
-    probed = idmm.probe({"init": str(source), "size": 16, "data": {"name": "digits", "subset": {"total": 96}},
-                         "device": "cpu", "out": str(source.parent / "probed")})  # fmt: skip
-    assert results["start_knn"] == pytest.approx(probed["knn"])
+    probed = idmm.probe(
+        {
+            "init": str(source),
+            "size": 16,
+            "data": {"name": "digits", "subset": {"total": 96}},
+            "device": "cpu",
+            "out": str(source.parent / "probed"),
+        }
+    )
+    assert results["start_knn"] == approx(probed["knn"])
     assert [record.get("knn") for record in metrics(adapted)] == [None, None, results["knn"]]
-    line = f"kNN accuracy: {results['start_knn']:.1f} before the first step, {results['knn']:.1f} at the end"
+    line = (
+        f"kNN accuracy: {results['start_knn']:.1f} before the first step, "
+        f"{results['knn']:.1f} at the end"
+    )
     assert line in logged(adapted)
 
 
@@ -273,8 +325,8 @@ def test_the_recipe_takes_the_model_of_the_weights(source, tmp_path):
         "--out",
         out,
     ]
-    assert call(argv) == 0
-    settings = yaml.safe_load((out / "config.yaml").read_text())
+    call_ok(argv)
+    settings = read(out / "config.yaml")
     assert settings["model"]["name"] == "resnet10t"
     assert settings["train"]["lr"] == 5e-4
     assert {"start_knn", "knn"} < result(out).keys()

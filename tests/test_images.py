@@ -14,7 +14,9 @@ import pillow_heif
 import pytest
 import tifffile
 from folders import section, tree
-from helpers import call
+from helpers import call, call_ok
+from numpy.random import default_rng
+from numpy.testing import assert_array_equal
 from PIL import Image
 
 from idmm.data import formats, parallel
@@ -69,9 +71,9 @@ def image(values, mode=None, dtype=np.uint8):
 
 
 def test_pictures_of_8_bits():
-    expected = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
+    expected = default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
     for format in ("PNG", "BMP", "TIFF", "PPM"):
-        np.testing.assert_array_equal(pixels(encode(Image.fromarray(expected), format)), expected)
+        assert_array_equal(pixels(encode(Image.fromarray(expected), format)), expected)
     for format in ("JPEG", "WEBP", "JPEG2000", "GIF", "ICO", "AVIF"):
         picture = Image.new("RGB", (32, 32) if format == "ICO" else (32, 16), (200, 40, 90))
         array = pixels(encode(picture, format))
@@ -79,7 +81,10 @@ def test_pictures_of_8_bits():
         assert np.abs(array.astype(int) - [200, 40, 90]).max() <= 6
 
 
-DEEP = [[0, 257, 25700], [32768, 65278, 65535]]
+DEEP = [
+    [0, 257, 25700],
+    [32768, 65278, 65535],
+]
 
 
 def white_is_0(values):
@@ -89,13 +94,27 @@ def white_is_0(values):
 
 
 GREYS = {  # a file, and its grey levels
-    **{f"16 bits {format}": (lambda f=format: encode(image(DEEP, dtype=np.uint16), f), DEEP)
-       for format in ("PNG", "TIFF")},
-    "16 bits JPEG 2000": (lambda: imagecodecs.jpeg2k_encode(np.array(DEEP, np.uint16), level=0), DEEP),
-    "8 bits TIFF whose 0 is white": (lambda: white_is_0(np.uint8([[0, 9]])), [[255, 246]]),
-    "16 bits TIFF whose 0 is white": (lambda: white_is_0(np.uint16([[0, 9]])), [[65535, 65526]]),
-    "16 bits PGM": (lambda: b"P5 2 1 65535\n" + struct.pack(">HH", 0, 25700), [[0, 25700]]),
-}  # fmt: skip
+    **{
+        f"16 bits {format}": (lambda f=format: encode(image(DEEP, dtype=np.uint16), f), DEEP)
+        for format in ("PNG", "TIFF")
+    },
+    "16 bits JPEG 2000": (
+        lambda: imagecodecs.jpeg2k_encode(np.array(DEEP, np.uint16), level=0),
+        DEEP,
+    ),
+    "8 bits TIFF whose 0 is white": (
+        lambda: white_is_0(np.uint8([[0, 9]])),
+        [[255, 246]],
+    ),
+    "16 bits TIFF whose 0 is white": (
+        lambda: white_is_0(np.uint16([[0, 9]])),
+        [[65535, 65526]],
+    ),
+    "16 bits PGM": (
+        lambda: b"P5 2 1 65535\n" + struct.pack(">HH", 0, 25700),
+        [[0, 25700]],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", GREYS)
@@ -117,21 +136,64 @@ def palette_image():
 BLUE = [0, 0, 255]
 GREEN = [0, 255, 0]
 DEEP_RGB = struct.pack(">6H", 65535, 0, 25700, 0, 65535, 257)
-ALPHA = [[[255, 0, 0, 255], [255, 0, 0, 0], [255, 0, 0, 128]]]
+ALPHA = [
+    [
+        [255, 0, 0, 255],
+        [255, 0, 0, 0],
+        [255, 0, 0, 128],
+    ]
+]
 COLOURS = {  # a file and its pixels
-    "16 bits": (lambda: png(2, 1, 16, 2, DEEP_RGB), [[[65535, 0, 25700], [0, 65535, 257]]]),
-    "alpha, 16 bits": (lambda: png(2, 1, 16, 6, struct.pack(">8H", 65535, 0, 0, 65535, 9, 9, 9, 0)),
-                       [[[65535, 0, 0], [65535] * 3]]),
-    "alpha": (lambda: encode(image(ALPHA, "RGBA")), [[RED, WHITE, [255, 127, 127]]]),
-    "grey with alpha": (lambda: encode(Image.merge("LA", [Image.new("L", (2, 1), 10), image([[255, 0]])])),
-                        [[[10] * 3, WHITE]]),
-    "palette": (lambda: encode(palette_image()), [[RED, BLUE, GREEN]]),
-    "one transparent": (lambda: encode(palette_image(), transparency=1), [[RED, WHITE, GREEN]]),
-    "some transparent": (lambda: encode(palette_image(), transparency=bytes([255, 0, 128])),
-                         [[RED, WHITE, [127, 255, 127]]]),
-    "transparent GIF": (lambda: encode(palette_image(), "GIF", transparency=0), [[WHITE, BLUE, GREEN]]),
-    "transparent colour": (lambda: encode(image([[RED, BLUE]]), transparency=(0, 0, 255)), [[RED, WHITE]]),
-}  # fmt: skip
+    "16 bits": (
+        lambda: png(2, 1, 16, 2, DEEP_RGB),
+        [
+            [
+                [65535, 0, 25700],
+                [0, 65535, 257],
+            ]
+        ],
+    ),
+    "alpha, 16 bits": (
+        lambda: png(2, 1, 16, 6, struct.pack(">8H", 65535, 0, 0, 65535, 9, 9, 9, 0)),
+        [[[65535, 0, 0], [65535] * 3]],
+    ),
+    "alpha": (
+        lambda: encode(image(ALPHA, "RGBA")),
+        [[RED, WHITE, [255, 127, 127]]],
+    ),
+    "grey with alpha": (
+        lambda: encode(
+            Image.merge(
+                "LA",
+                [
+                    Image.new("L", (2, 1), 10),
+                    image([[255, 0]]),
+                ],
+            )
+        ),
+        [[[10] * 3, WHITE]],
+    ),
+    "palette": (
+        lambda: encode(palette_image()),
+        [[RED, BLUE, GREEN]],
+    ),
+    "one transparent": (
+        lambda: encode(palette_image(), transparency=1),
+        [[RED, WHITE, GREEN]],
+    ),
+    "some transparent": (
+        lambda: encode(palette_image(), transparency=bytes([255, 0, 128])),
+        [[RED, WHITE, [127, 255, 127]]],
+    ),
+    "transparent GIF": (
+        lambda: encode(palette_image(), "GIF", transparency=0),
+        [[WHITE, BLUE, GREEN]],
+    ),
+    "transparent colour": (
+        lambda: encode(image([[RED, BLUE]]), transparency=(0, 0, 255)),
+        [[RED, WHITE]],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", COLOURS)
@@ -159,9 +221,7 @@ UPRIGHT = {  # what a viewer makes of stored pixels, by EXIF's orientation
     7: lambda a: np.rot90(a.swapaxes(0, 1), 2),
     8: lambda a: np.rot90(a, 1),
 }
-SQUARES = np.kron(np.random.default_rng(1).integers(0, 256, (2, 4, 3)), np.ones((8, 8, 1))).astype(
-    np.uint8
-)
+SQUARES = np.kron(default_rng(1).integers(0, 256, (2, 4, 3)), np.ones((8, 8, 1))).astype(np.uint8)
 DEEP_SQUARES = SQUARES.astype(np.uint16) * 257
 
 
@@ -191,12 +251,23 @@ def heic(picture, **options):
     """A file of a phone. pillow_heif itself is registered by reading only."""
     file = io.BytesIO()
     heif = pillow_heif.from_pillow(picture)
-    heif.save(file, quality=-1, chroma=444, matrix_coefficients=0, **options)
+    heif.save(
+        file,
+        quality=-1,
+        chroma=444,
+        matrix_coefficients=0,
+        **options,
+    )
     return file.getvalue()
 
 
 def by_pillow(format, **options):
-    return lambda o: encode(Image.fromarray(SQUARES), format, exif=exif_of(o), **options)
+    return lambda o: encode(
+        Image.fromarray(SQUARES),
+        format,
+        exif=exif_of(o),
+        **options,
+    )
 
 
 TURNED = {  # files of SQUARES by their orientation
@@ -229,10 +300,13 @@ def test_exif_orientation_is_applied(name, tmp_path):
 def test_heic_without_its_library_names_the_extra(monkeypatch, tmp_path, capsys):
     root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
     (root / "train/a/phone.HEIC").write_bytes(heic(Image.fromarray(SQUARES)))
-    assert call(["data", "check", "--root", root]) == 0
+    call_ok(["data", "check", "--root", root])
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     assert call(["data", "check", "--root", root]) == 1
-    line = "train/a/phone.HEIC: HEIC, which needs pillow-heif. Install it with: pip install -e '.[heic]'"
+    line = (
+        "train/a/phone.HEIC: HEIC, which needs pillow-heif. Install it with: pip install "
+        "-e '.[heic]'"
+    )
     assert line in capsys.readouterr().out
 
 
@@ -273,7 +347,10 @@ def test_other_kinds_of_files_are_named(tmp_path, caplog):
     for name in ("1.CR2", "2.cr2", "3.svg", "Makefile"):
         (root / "train/a" / name).write_bytes(b"x")
     list_images(section(root), labelled=False)
-    line = "skipped 4 files of other kinds (2 .cr2, 1 .svg, 1 without ending). Convert images among them to PNG"
+    line = (
+        "skipped 4 files of other kinds (2 .cr2, 1 .svg, 1 without ending). Convert images "
+        "among them to PNG"
+    )
     assert line in caplog.text
 
 
@@ -290,9 +367,7 @@ def test_long_texts_of_a_png_are_passed_over(kind):
         (encode(Image.fromarray(SQUARES)), SQUARES),
         (imagecodecs.png_encode(DEEP_SQUARES), DEEP_SQUARES),
     ):
-        np.testing.assert_array_equal(
-            pixels(content[:33] + extra + content[33:], expected.dtype), expected
-        )
+        assert_array_equal(pixels(content[:33] + extra + content[33:], expected.dtype), expected)
 
 
 def rgba(opacity, dtype=np.uint8):
@@ -304,10 +379,18 @@ def rgba(opacity, dtype=np.uint8):
 CLEAR = {  # files whose opacity is 0 everywhere, and what is shown
     "PNG": (encode(Image.fromarray(rgba(0))), SQUARES),
     "TIFF, zlib tiles": (
-        by_tifffile(rgba(0), compression="zlib", predictor=True, tile=(16, 16)),
+        by_tifffile(
+            rgba(0),
+            compression="zlib",
+            predictor=True,
+            tile=(16, 16),
+        ),
         SQUARES,
     ),
-    "palette": (encode(palette_image(), transparency=bytes(3)), [[RED, BLUE, GREEN]]),
+    "palette": (
+        encode(palette_image(), transparency=bytes(3)),
+        [[RED, BLUE, GREEN]],
+    ),
     "PNG, 16 bits": (imagecodecs.png_encode(rgba(0, np.uint16)), DEEP_SQUARES),
     "array": (rgba(0, np.uint16), DEEP_SQUARES),
 }
@@ -316,7 +399,7 @@ CLEAR = {  # files whose opacity is 0 everywhere, and what is shown
 @pytest.mark.parametrize("name", CLEAR)
 def test_an_opacity_of_0_everywhere_is_none(name):
     content, expected = CLEAR[name]
-    np.testing.assert_array_equal(read_image(content).pixels, expected)
+    assert_array_equal(read_image(content).pixels, expected)
 
 
 def test_one_pixel_of_some_opacity_leaves_the_others_white():
@@ -339,7 +422,7 @@ def test_bad_files_say_why(tmp_path):
         assert str(caught.value) == caught.value.reason
         return caught.value.reason
 
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    noise = Image.fromarray(default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
     assert reason(b"just some text\n" * 20) == "not an image"
     assert reason(encode(noise, "JPEG")[:2000]).startswith(
         "unreadable or truncated (image file is truncated"
@@ -361,7 +444,10 @@ def test_bombs_are_refused_by_their_header():
 
 
 def test_short_side_is_bounded_and_never_enlarged():
-    for size, bound, expected in (((90, 30), 10, (30, 10)), ((100, 151), 50, (50, 76))):
+    for size, bound, expected in (
+        ((90, 30), 10, (30, 10)),
+        ((100, 151), 50, (50, 76)),
+    ):
         assert fitted(np.zeros((*size, 3), dtype=np.uint8), bound).shape == (*expected, 3)
     array = np.zeros((30, 90, 3), dtype=np.uint8)
     assert all(fitted(array, bound) is array for bound in (None, 30, 400))

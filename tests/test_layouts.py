@@ -76,7 +76,7 @@ def test_roots_that_are_none(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "pattern"),
+    "name, pattern",
     {"flowers": "flowers-102/setid.mat", "cub200": "CUB_200_2011/images/*/*.jpg"}.items(),
 )
 def test_what_a_folder_lacks_is_named(name, pattern, tmp_path):
@@ -89,18 +89,31 @@ def test_what_a_folder_lacks_is_named(name, pattern, tmp_path):
 
 
 SPOILT = [  # dataset, what is done to the base, the line
-    ("pets", lambda b: (b / "images/Abyssinian_201.jpg").unlink(),
-     "'BASE' lacks 1 listed images: images/Abyssinian_201.jpg"),
-    ("indoor67", lambda b: append(b / "TestImages.txt", "\nImages/gameroom/1.jpg"),
-     "'BASE' lacks 1 listed images: Images/Images/gameroom/1.jpg"),
-    ("cub200", lambda b: append(b / "images.txt", "6 x.jpg"), "a list in 'BASE/..' is damaged (KeyError: '6')"),
-    ("imagenet", lambda b: paint(b / "train/n00000001/1.JPEG"),
-     "'BASE/val' lacks classes of 'BASE/train': n00000001"),
-]  # fmt: skip
+    (
+        "pets",
+        lambda b: (b / "images/Abyssinian_201.jpg").unlink(),
+        "'BASE' lacks 1 listed images: images/Abyssinian_201.jpg",
+    ),
+    (
+        "indoor67",
+        lambda b: append(b / "TestImages.txt", "\nImages/gameroom/1.jpg"),
+        "'BASE' lacks 1 listed images: Images/Images/gameroom/1.jpg",
+    ),
+    (
+        "cub200",
+        lambda b: append(b / "images.txt", "6 x.jpg"),
+        "a list in 'BASE/..' is damaged (KeyError: '6')",
+    ),
+    (
+        "imagenet",
+        lambda b: paint(b / "train/n00000001/1.JPEG"),
+        "'BASE/val' lacks classes of 'BASE/train': n00000001",
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil", "text"), SPOILT, ids=[f"{i}-{r[0]}" for i, r in enumerate(SPOILT)]
+    "name, spoil, text", SPOILT, ids=[f"{i}-{r[0]}" for i, r in enumerate(SPOILT)]
 )
 def test_what_is_wrong_is_named(name, spoil, text, tmp_path):
     base = BUILD[name](tmp_path)

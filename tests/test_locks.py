@@ -50,7 +50,10 @@ def test_never_two_owners_at_once(tmp_path):
 def test_freed_by_a_kill_though_a_worker_lives(tmp_path):
     """A loader's worker is forked from the process that holds the lock, and outlives it for some
     seconds."""
-    code = "import os, sys, time; from pathlib import Path; from idmm.files import Lock; lock = Lock(Path(sys.argv[1]));"
+    code = (
+        "import os, sys, time; from pathlib import Path; from idmm.files import Lock; lock "
+        "= Lock(Path(sys.argv[1]));"
+    )
     code += "assert lock.acquire(); os.fork() or print(os.getpid(), flush=True); time.sleep(600)"
     command = [sys.executable, "-c", code, tmp_path / "k.lock"]
     with subprocess.Popen(

@@ -1,9 +1,15 @@
 """The instance discrimination loss against a naive loop written from Eqs. 17-20 of the paper."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch.testing import assert_close
 
 from idmm.losses import instance, instance_discrimination_loss
+
+close = partial(assert_close, rtol=1e-12, atol=1e-12)
+close_gradient = partial(assert_close, rtol=1e-10, atol=1e-12)
 
 
 def naive(z, w, target, mixed, lam, smoothing, bias=None):
@@ -29,9 +35,26 @@ def naive(z, w, target, mixed, lam, smoothing, bias=None):
 @pytest.fixture
 def inputs():
     generator = torch.Generator().manual_seed(0)
-    z = torch.randn(9, 5, generator=generator, dtype=torch.float64, requires_grad=True)
-    w = torch.randn(7, 5, generator=generator, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(7, generator=generator, dtype=torch.float64, requires_grad=True)
+    z = torch.randn(
+        9,
+        5,
+        generator=generator,
+        dtype=torch.float64,
+        requires_grad=True,
+    )
+    w = torch.randn(
+        7,
+        5,
+        generator=generator,
+        dtype=torch.float64,
+        requires_grad=True,
+    )
+    bias = torch.randn(
+        7,
+        generator=generator,
+        dtype=torch.float64,
+        requires_grad=True,
+    )
     target = torch.randint(7, (9,), generator=generator)
     mixed = torch.randint(7, (9,), generator=generator)
     mixed[0] = target[0]  # an image mixed with itself
@@ -50,11 +73,11 @@ def test_value_and_gradients_are_the_papers(inputs, with_bias, chunk_size, smoot
     ours = instance_discrimination_loss(z, w, target, mixed, lam, smoothing, chunk_size, bias)
     reference = naive(z, w, target, mixed, lam, smoothing, bias)
     assert ours.dtype == torch.float64
-    torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
+    close(ours, reference)
     for actual, expected in zip(
         torch.autograd.grad(ours, parts), torch.autograd.grad(reference, parts), strict=True
     ):
-        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+        close_gradient(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -67,12 +90,24 @@ def test_half_inputs_are_raised_whatever_the_autocast(dtype):
     with torch.autocast("cpu", torch.bfloat16):
         loss = instance_discrimination_loss(z, w, target)
     assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=1e-6)
+    assert_close(
+        loss.double(),
+        exact,
+        rtol=1e-6,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("cosine", [False, True])
 @pytest.mark.parametrize("cached", [0, 13, 1000])
-@pytest.mark.parametrize("tile", [(9, 7), (4, 3), (2, 1)])
+@pytest.mark.parametrize(
+    "tile",
+    [
+        (9, 7),
+        (4, 3),
+        (2, 1),
+    ],
+)
 def test_tiles_of_logits_are_all_of_them(inputs, tile, cached, cosine, monkeypatch):
     """Of so many views and rows, some of them kept for the gradients: the loss of each view,
     weighed by itself."""
@@ -85,12 +120,12 @@ def test_tiles_of_logits_are_all_of_them(inputs, tile, cached, cosine, monkeypat
     ]
     monkeypatch.setattr(instance, "_tile", lambda *_: (*tile, cached))
     ours = instance.instance_losses(z, w, target, mixed, 0.7, cosine=cosine)
-    torch.testing.assert_close(ours, torch.stack(each), rtol=1e-12, atol=1e-12)
+    close(ours, torch.stack(each))
     actual, expected = (
         torch.autograd.grad((part * weights).sum(), [z, w]) for part in (ours, torch.stack(each))
     )
     for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+        close_gradient(one, other)
 
 
 def test_tiles_stand_large_logits_and_rows_of_no_length():
@@ -102,7 +137,7 @@ def test_tiles_stand_large_logits_and_rows_of_no_length():
     w = w.requires_grad_()
     target = torch.tensor([0, 1, 5])
     loss = instance.instance_losses(z, w, target, smoothing=0.0, chunk_size=1)
-    torch.testing.assert_close(loss, torch.tensor([0.0, 0.0, 1e4]))
+    assert_close(loss, torch.tensor([0.0, 0.0, 1e4]))
     cosine = instance.instance_losses(z, w, target, cosine=True)
     for of in (loss, cosine):
         for g in torch.autograd.grad(of.sum(), (z, w)):

@@ -2,15 +2,15 @@
 folders that clash."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
 
 import pytest
-import yaml
 from folders import tree
 from frozen import a_run
-from helpers import ENVIRONMENT, ROOT, flags, inside, logged, refused
+from helpers import ENVIRONMENT, ROOT, flags, inside_ok, logged, read, refused
 
 NO_OUT = "out: missing. Name a folder for all that the run writes (--out runs/a)"
 LITTLE = dict(data__subset=None, train__epochs=1, train__save_minutes=60)
@@ -23,16 +23,15 @@ def pictures(tmp_path_factory):
 
 
 def test_a_root_without_a_name_is_a_folder(pictures, tmp_path, capsys):
-    assert inside("pretrain", tmp_path / "run", **LITTLE, data__root=str(pictures)) == 0
+    inside_ok("pretrain", tmp_path / "run", **LITTLE, data__root=str(pictures))
     assert "images: 6 train" in capsys.readouterr().err
-    assert (
-        yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["name"] == "folder"
-    )
-    assert (
-        inside(
-            "pretrain", tmp_path / "run", **LITTLE, data__root=str(pictures), data__name="folder"
-        )
-        == 0
+    assert read(tmp_path / "run" / "config.yaml")["data"]["name"] == "folder"
+    inside_ok(
+        "pretrain",
+        tmp_path / "run",
+        **LITTLE,
+        data__root=str(pictures),
+        data__name="folder",
     )
     assert "finished already" in capsys.readouterr().err, "the same run"
 
@@ -41,14 +40,12 @@ def test_files_of_others_stay(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("# mine")
     line = f"out: '{tmp_path}' has files that no run wrote (config.yaml). Name a new folder"
     assert refused(capsys, ["pretrain", *flags("pretrain", tmp_path, **LITTLE)]) == [line]
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert os.listdir(tmp_path) == ["config.yaml"]
 
 
 def test_digits_are_said_to_be_digits_early(whole):
     assert DIGITS in logged(whole["finetune"]).splitlines()[1]
-    assert (
-        yaml.safe_load((whole["finetune"] / "config.yaml").read_text())["data"]["name"] == "digits"
-    )
+    assert read(whole["finetune"] / "config.yaml")["data"]["name"] == "digits"
 
 
 def test_a_root_of_images_that_a_package_ships_is_an_error(pictures, tmp_path, capsys):
@@ -80,7 +77,10 @@ MISTAKES = [  # command line, how each line of the answer begins
         ["stages[0].sise: unknown key. Did you mean 'stages[0].size'?"],
     ),
 ]
-LOOP = "import json, sys; from idmm.cli import main; [print(main(argv), file=sys.stderr) for argv in json.load(sys.stdin)]"
+LOOP = (
+    "import json, sys; from idmm.cli import main; [print(main(argv), file=sys.stderr) for "
+    "argv in json.load(sys.stdin)]"
+)
 
 
 def test_a_mistake_is_a_line_each_and_exit_code_2_without_torch(tmp_path):
@@ -91,7 +91,8 @@ def test_a_mistake_is_a_line_each_and_exit_code_2_without_torch(tmp_path):
     done = subprocess.run(
         command, input=argvs, cwd=tmp_path, env=env, capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
     answers = iter(done.stderr.splitlines())
     for command, lines in MISTAKES:
         for line in lines:
@@ -110,7 +111,7 @@ def test_out_may_not_be_init(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("root", "below", "allowed"),
+    "root, below, allowed",
     [
         ("", "runs/a", True),
         ("", "train/runs/a", False),

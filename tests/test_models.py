@@ -1,6 +1,5 @@
 """Backbones: building over timm, weights from other sizes, and the files that others read."""
 
-import json
 import re
 import warnings
 
@@ -9,6 +8,7 @@ import safetensors.torch
 import timm
 import torch
 from contract import NORM, load
+from helpers import read
 from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
 
 from idmm.errors import UserError
@@ -18,7 +18,11 @@ from idmm.models.weights import save_model
 
 DEIT = "deit_tiny_patch16_224"
 VIT = {"embed_dim": 32, "depth": 2, "num_heads": 2}
-SWIN = {"embed_dim": 24, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 4]}
+SWIN = {
+    "embed_dim": 24,
+    "depths": [1, 1, 1, 1],
+    "num_heads": [1, 2, 2, 4],
+}
 PVT = {"depths": [1, 1, 1, 1], "embed_dims": [8, 16, 20, 32]}
 FAMILIES = [
     ("deit_tiny_patch16_224", VIT, True),
@@ -27,8 +31,25 @@ FAMILIES = [
     ("pvt_v2_b0", PVT, False),
     ("resnet50", {"layers": [1, 1, 1, 1]}, False),
     ("caformer_s18", {}, False),  # its classifier is three layers
-    ("t2t_vit_7", {"embed_dim": 32, "depth": 2, "num_heads": 2, "token_dim": 16}, True),
-    ("cvt_13", {"embed_dims": [8, 16, 24], "depths": [1, 1, 2], "num_heads": [1, 2, 3]}, True),
+    (
+        "t2t_vit_7",
+        {
+            "embed_dim": 32,
+            "depth": 2,
+            "num_heads": 2,
+            "token_dim": 16,
+        },
+        True,
+    ),
+    (
+        "cvt_13",
+        {
+            "embed_dims": [8, 16, 24],
+            "depths": [1, 1, 2],
+            "num_heads": [1, 2, 3],
+        },
+        True,
+    ),
     ("hog", {}, False),
 ]
 
@@ -52,20 +73,34 @@ def swin(size=112, **kwargs):
 
 def saved(folder, model, name=DEIT, kwargs=VIT, size=112, stem="backbone", **extra):
     arguments = export_kwargs(name, kwargs, size)
-    save_model(folder, stem, backbone_state(model), name=name, kwargs=arguments, **NORM, **extra)
+    save_model(
+        folder,
+        stem,
+        backbone_state(model),
+        name=name,
+        kwargs=arguments,
+        **NORM,
+        **extra,
+    )
     return folder
 
 
 @pytest.mark.parametrize(
-    ("name", "kwargs", "sized"), FAMILIES, ids=lambda v: v if isinstance(v, str) else ""
+    "name, kwargs, sized", FAMILIES, ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_strict_round_trip_through_timm_alone(tmp_path, name, kwargs, sized):
-    model = create_backbone(name, 112, drop_path=0.1, num_classes=5, **kwargs)
+    model = create_backbone(
+        name,
+        112,
+        drop_path=0.1,
+        num_classes=5,
+        **kwargs,
+    )
     assert accepts(name, "img_size") == sized
     images = torch.randn(2, 3, 112, 112)
     model(images)  # batch norms have seen something
     saved(tmp_path, model, name, {**kwargs, "drop_path_rate": 0.2})
-    info = json.loads((tmp_path / "backbone.json").read_text())
+    info = read(tmp_path / "backbone.json")
     assert info["kwargs"]["num_classes"] == 0
     assert "drop_path_rate" not in info["kwargs"]
     assert info["kwargs"].get("img_size") == (112 if sized else None)
@@ -125,9 +160,18 @@ REFUSED = [  # name, size, kwargs, and how the message begins and continues
 ]
 
 
-@pytest.mark.parametrize(("name", "size", "kwargs", "line"), REFUSED)
+@pytest.mark.parametrize("name, size, kwargs, line", REFUSED)
 def test_names_arguments_and_sizes_that_are_refused(name, size, kwargs, line):
-    assert re.match(line, fails(create_backbone, name, size, drop_path=0.1, **kwargs))
+    assert re.match(
+        line,
+        fails(
+            create_backbone,
+            name,
+            size,
+            drop_path=0.1,
+            **kwargs,
+        ),
+    )
 
 
 def test_arguments_with_a_field_of_their_own():
@@ -169,15 +213,6 @@ def test_relative_tables_are_resized_as_timm_does():
         warnings.simplefilter("ignore")
         expected = resize_rel_pos_bias_table(small.state_dict()[key], (7, 7), (169, 4))
     assert torch.equal(large.state_dict()[key], expected)
-
-
-def test_the_classifier_is_kept_on_request():
-    old = tiny(32, num_classes=3)
-    new = tiny(32, num_classes=3)
-    assert load(new, old.state_dict()).dropped == ["head.weight", "head.bias"]
-    assert not torch.equal(new.head.weight, old.head.weight)
-    load(new, old.state_dict(), drop_classifier=False)
-    assert torch.equal(new.head.weight, old.head.weight)
 
 
 def test_a_checkpoint_of_another_model():

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import inside, metrics, same
+from helpers import column, inside, inside_ok, logged, metrics, same
 from test_resume import lines, stop_at
 
 from idmm.evaluation.monitor import FLOORS, effective_rank, spread
@@ -22,30 +22,55 @@ PLAIN = {
     "class_token": False,
 }
 RUN = dict(
-    method__classifier=None, method__classifier_init=None, method__classifier_lr_scale=None, train__accumulate=None,
-    data__subset={"total": 200}, train__batch_size=20, train__epochs=5, train__save_minutes=60, model__drop_path=0,
-    model__kwargs={**PLAIN, "weight_init": "jax"}, views__crops=[{"count": 2, "scale": [0.5, 1.0]}], views__flip=0,
-    views__jitter=[0.4, 0.4, 0, 0], views__jitter_prob=0.5, views__grey_prob=0, views__blur_prob=0,
-)  # fmt: skip
+    method__classifier=None,
+    method__classifier_init=None,
+    method__classifier_lr_scale=None,
+    train__accumulate=None,
+    data__subset={"total": 200},
+    train__batch_size=20,
+    train__epochs=5,
+    train__save_minutes=60,
+    model__drop_path=0,
+    model__kwargs={**PLAIN, "weight_init": "jax"},
+    views__crops=[{"count": 2, "scale": [0.5, 1.0]}],
+    views__flip=0,
+    views__jitter=[0.4, 0.4, 0, 0],
+    views__jitter_prob=0.5,
+    views__grey_prob=0,
+    views__blur_prob=0,
+)
 SMALL = dict(method__hidden_dim=64, method__dim=16)
 # DINO with a target that holds still for the loss to fall
-HEALTHY = {"idmm": {}, "simclr": {}, "dino": {**SMALL, "method__center_momentum": 0.99}}
+HEALTHY = {
+    "idmm": {},
+    "simclr": {},
+    "dino": {**SMALL, "method__center_momentum": 0.99},
+}
 # SimCLR with its weights decayed away
 COLLAPSE = {"method__name": "simclr", "train__weight_decay": 10.0, "train__lr": 0.05}
 
 
 def ran(out, name, **changes):
     """Runs a method; returns its records and the warnings in its log."""
-    assert inside("pretrain", out, **{**RUN, "method__name": name, **changes}) == 0
+    inside_ok(
+        "pretrain",
+        out,
+        **{
+            **RUN,
+            "method__name": name,
+            **changes,
+        },
+    )
     return metrics(out), warnings(out)
 
 
 def warnings(out):
-    return [
-        line.split("WARNING ")[1]
-        for line in (out / "log.txt").read_text().splitlines()
-        if "WARNING " in line
-    ]
+    messages = []
+    for line in logged(out).splitlines():
+        _, warning, message = line.partition("WARNING ")
+        if warning:
+            messages.append(message)
+    return messages
 
 
 def test_measures_against_plain_forms():
@@ -82,12 +107,23 @@ def test_a_planted_collapse_is_said_once_also_after_a_resume(tmp_path, monkeypat
     """The best value before is that of an epoch before the interruption."""
     out = tmp_path / "run"
     stop_at(monkeypatch, 1, 2, 5)
-    assert inside("pretrain", out, **{**RUN, **COLLAPSE, "train__save_minutes": 0}) == 130
+    assert (
+        inside(
+            "pretrain",
+            out,
+            **{
+                **RUN,
+                **COLLAPSE,
+                "train__save_minutes": 0,
+            },
+        )
+        == 130
+    )
     monkeypatch.undo()
     best = max(record["embedding_std"] for record in metrics(out))
     assert len(metrics(out)) == 2
     assert not [line for line in warnings(out) if "collapse" in line]
-    assert inside("pretrain", out, **{**RUN, **COLLAPSE}) == 0
+    inside_ok("pretrain", out, **{**RUN, **COLLAPSE})
     records = metrics(out)
     assert len(records) == 5
     assert max(record["embedding_std"] for record in records) == best
@@ -103,12 +139,18 @@ SHORT = dict(data__subset={"total": 40}, train__epochs=3)
 def test_it_can_be_turned_off_and_changes_nothing(tmp_path):
     """Batch norms are left as they were."""
     watched, _ = ran(tmp_path / "on", "mocov3", **SHORT, **SMALL)
-    alone, _ = ran(tmp_path / "off", "mocov3", **SHORT, **SMALL, train__monitor_every=0)
+    alone, _ = ran(
+        tmp_path / "off",
+        "mocov3",
+        **SHORT,
+        **SMALL,
+        train__monitor_every=0,
+    )
     for record in watched:
         assert FLOORS.keys() <= record.keys()
     for record in alone:
         assert not FLOORS.keys() & record.keys()
-    assert [one["loss"] for one in watched] == [one["loss"] for one in alone]
+    assert column(watched, "loss") == column(alone, "loss")
     assert same(tmp_path / "on", tmp_path / "off")
 
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 from folders import paint, tree, tuned
-from helpers import call
+from helpers import call_ok, read
 from IPython.core.interactiveshell import InteractiveShell
 
 import idmm
@@ -25,18 +25,25 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("words", "completed"),
+    "words, completed",
     [
-        (["da"], ["data"]), (["data", "li"], ["list"]), (["transfer", "st"], ["status"]),
-        (["finetune", "--train.ep"], ["--train.epochs"]), (["transfer", "--eng"], ["--engine"]),
-        (["report", "fi"], ["file"]), (["predict", "--init", "fi"], ["file"]),
+        (["da"], ["data"]),
+        (["data", "li"], ["list"]),
+        (["transfer", "st"], ["status"]),
+        (["finetune", "--train.ep"], ["--train.epochs"]),
+        (["transfer", "--eng"], ["--engine"]),
+        (["report", "fi"], ["file"]),
+        (["predict", "--init", "fi"], ["file"]),
     ],
-)  # fmt: skip
+)
 def test_bash_completes(words, completed, tmp_path, capsys):
-    assert call(["completion", "bash"]) == 0
+    call_ok(["completion", "bash"])
     (tmp_path / "script").write_text(capsys.readouterr().out)
     (tmp_path / "file").touch()
-    line = 'source ./script; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_idmm; echo "${COMPREPLY[@]}"'
+    line = (
+        'source ./script; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_idmm; echo '
+        '"${COMPREPLY[@]}"'
+    )
     done = subprocess.run(
         ["bash", "-c", line, "bash", "idmm", *words], cwd=tmp_path, capture_output=True, text=True
     )
@@ -45,16 +52,21 @@ def test_bash_completes(words, completed, tmp_path, capsys):
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_know_all_flags(shell, capsys):
-    assert call(["completion", shell]) == 0
+    call_ok(["completion", shell])
     script = capsys.readouterr().out
     assert "method.classifier_lr_scale" in script
     assert "Train a classifier on a folder of images" in script
     if shutil.which(shell):
-        subprocess.run([shell, "-n", "/dev/stdin"], input=script, text=True, check=True)
+        subprocess.run(
+            [shell, "-n", "/dev/stdin"],
+            input=script,
+            text=True,
+            check=True,
+        )
 
 
 def test_version(capsys):
-    assert call(["version"]) == 0
+    call_ok(["version"])
     assert capsys.readouterr().out == "idmm 0.1.0\n"
 
 
@@ -77,9 +89,5 @@ def test_predictions_and_results_as_tables(run):
     assert "30 in all" in several._repr_html_()
     assert several._repr_html_().count(photo) == 20
     result = idmm.finetune(str(run / "run/config.yaml"))
-    assert (
-        json.loads(json.dumps(result))
-        == result
-        == json.loads((run / "run/result.json").read_text())
-    )
+    assert json.loads(json.dumps(result)) == result == read(run / "run/result.json")
     assert re.search(rf"top1 +{result['top1']}", result._repr_html_())

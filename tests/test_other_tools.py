@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import VIT, inside, logged
+from helpers import VIT, inside_ok, logged
 from safetensors.torch import load_file
 from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
@@ -47,14 +47,19 @@ def moco(encoders, head, more):
     state = dict(more)
     for name, encoder in encoders.items():
         state |= begun(f"{name}.", encoder | begun(head, MLP))
-    return {"epoch": 3, "arch": "x", "state_dict": begun("module.", state), "optimizer": OPTIMIZER}
+    return {
+        "epoch": 3,
+        "arch": "x",
+        "state_dict": begun("module.", state),
+        "optimizer": OPTIMIZER,
+    }
 
 
 def wrapped(*parts):
-    return {
-        **LIGHTNING,
-        "state_dict": {k: v for prefix, state in parts for k, v in begun(prefix, state).items()},
-    }
+    state = {}
+    for prefix, weights_of_part in parts:
+        state |= begun(prefix, weights_of_part)
+    return {**LIGHTNING, "state_dict": state}
 
 
 def numbered(state):
@@ -74,16 +79,36 @@ def dino(state, other, wrapper=""):
         "epoch": 3,
         "args": ARGS,
     }
-    return {**both, "dino_loss": {"center": torch.ones(1, 2)}, "fp16_scaler": {"scale": 1.0}}
+    return {
+        **both,
+        "dino_loss": {"center": torch.ones(1, 2)},
+        "fp16_scaler": {"scale": 1.0},
+    }
 
 
 def mae(state, other):
-    state = {**state, "mask_token": torch.ones(1, 1, 8), **begun("decoder_blocks.0.", other)}
-    return {"model": state, "optimizer": OPTIMIZER, "epoch": 3, "scaler": {}, "args": ARGS}
+    state = {
+        **state,
+        "mask_token": torch.ones(1, 1, 8),
+        **begun("decoder_blocks.0.", other),
+    }
+    return {
+        "model": state,
+        "optimizer": OPTIMIZER,
+        "epoch": 3,
+        "scaler": {},
+        "args": ARGS,
+    }
 
 
 def timms(state, other):
-    both = {"epoch": 3, "arch": "x", "state_dict": other, "optimizer": OPTIMIZER, "args": ARGS}
+    both = {
+        "epoch": 3,
+        "arch": "x",
+        "state_dict": other,
+        "optimizer": OPTIMIZER,
+        "args": ARGS,
+    }
     return {**both, "state_dict_ema": state}
 
 
@@ -92,39 +117,68 @@ def timms(state, other):
 TOOLS = {
     "dino": ("checkpoint.pth", "vit", "teacher.backbone.", dino, "read from: teacher.backbone"),
     "dino, batch norms": (
-        "checkpoint0020.pth", "resnet", "teacher.module.backbone.", lambda s, o: dino(s, o, "module."),
+        "checkpoint0020.pth",
+        "resnet",
+        "teacher.module.backbone.",
+        lambda s, o: dino(s, o, "module."),
         "read from: teacher.module.backbone",
     ),
     "moco v2": (
-        "checkpoint_0199.pth.tar", "resnet", "state_dict.module.encoder_q.",
+        "checkpoint_0199.pth.tar",
+        "resnet",
+        "state_dict.module.encoder_q.",
         lambda s, o: moco({"encoder_q": s, "encoder_k": o}, "fc.", {"queue": torch.ones(2, 2)}),
-        "dropped: fc.0.weight, fc.3.weight\n  fresh: fc.weight, fc.bias\n  read from: state_dict.module.encoder_q",
+        "dropped: fc.0.weight, fc.3.weight\n  fresh: fc.weight, fc.bias\n  read from: "
+        "state_dict.module.encoder_q",
     ),
     "moco v3": (
-        "vit-s-300ep.pth.tar", "vit", "state_dict.module.base_encoder.",
-        lambda s, o: moco({"base_encoder": s, "momentum_encoder": o}, "head.", begun("predictor.", MLP)),
+        "vit-s-300ep.pth.tar",
+        "vit",
+        "state_dict.module.base_encoder.",
+        lambda s, o: moco(
+            {"base_encoder": s, "momentum_encoder": o}, "head.", begun("predictor.", MLP)
+        ),
         "read from: state_dict.module.base_encoder",
     ),
     "mae": (
-        "mae_pretrain.pth", "vit", "model.", mae,
-        "dropped: mask_token (1), decoder_blocks (30)\n  fresh: head.weight, head.bias\n  read from: model",
+        "mae_pretrain.pth",
+        "vit",
+        "model.",
+        mae,
+        "dropped: mask_token (1), decoder_blocks (30)\n  fresh: head.weight, head.bias\n  "
+        "read from: model",
     ),
     "lightly's examples": (
-        "epoch=9-step=30.ckpt", "resnet", "state_dict.backbone.",
+        "epoch=9-step=30.ckpt",
+        "resnet",
+        "state_dict.backbone.",
         lambda s, o: wrapped(("backbone.", numbered(s)), ("projection_head.layers.", MLP)),
         "read from: state_dict.backbone",
     ),
     "lightly, masked": (
-        "mae.ckpt", "vit", "state_dict.backbone.vit.",
-        lambda s, o: wrapped(("backbone.", {"mask_token": torch.ones(1)}), ("backbone.vit.", s), ("decoder.", MLP)),
+        "mae.ckpt",
+        "vit",
+        "state_dict.backbone.vit.",
+        lambda s, o: wrapped(
+            ("backbone.", {"mask_token": torch.ones(1)}), ("backbone.vit.", s), ("decoder.", MLP)
+        ),
         "read from: state_dict.backbone.vit",
     ),
-    "torchvision": ("resnet.pth", "resnet", "", lambda s, o: s | {"fc.weight": torch.ones(9, 9)}, "dropped: fc.weight"),
+    "torchvision": (
+        "resnet.pth",
+        "resnet",
+        "",
+        lambda s, o: s | {"fc.weight": torch.ones(9, 9)},
+        "dropped: fc.weight",
+    ),
     "timm": (
-        "model_best.pth.tar", "vit", "state_dict_ema.", timms,
+        "model_best.pth.tar",
+        "vit",
+        "state_dict_ema.",
+        timms,
         "read from: state_dict_ema",
     ),
-}  # fmt: skip
+}
 
 
 def weights(kind, seed):
@@ -145,7 +199,12 @@ def test_the_network_that_fits_is_loaded(tool, tmp_path):
     other = weights(kind, 1)
     torch.save(write(state, other), tmp_path / file)
     name, kwargs = SMALL[kind]
-    model = create_backbone(name, 32 if kind == "vit" else None, num_classes=4, **kwargs)
+    model = create_backbone(
+        name,
+        32 if kind == "vit" else None,
+        num_classes=4,
+        **kwargs,
+    )
     report = read_checkpoint(tmp_path / file, "init").load_into(model)
     for k, v in state.items():
         assert torch.equal(model.state_dict()[k], v)
@@ -165,7 +224,13 @@ def test_a_run_starts_from_another_tools_file(tmp_path):
         "stages": [{"size": 32}],
         "train__epochs": 1,
     }
-    assert inside("finetune", tmp_path / "a", **start, model__freeze=True, train__ema=None) == 0
+    inside_ok(
+        "finetune",
+        tmp_path / "a",
+        **start,
+        model__freeze=True,
+        train__ema=None,
+    )
     written = load_file(tmp_path / "a" / "backbone.safetensors")
     assert written.keys() == state.keys()
     for k, v in state.items():
@@ -217,7 +282,10 @@ def test_nothing_in_a_file_runs(kind, tmp_path):
     path = tmp_path / "a.ckpt"
     ran = tmp_path / "ran"
     content = {"state_dict": weights("vit", 0), "args": Payload(ran)}
-    reason = r"holds Python objects, which are never run \(\w+.mkdir\). Use the file that the tool exports, or save only"
+    reason = (
+        r"holds Python objects, which are never run \(\w+.mkdir\). Use the file that the "
+        r"tool exports, or save only"
+    )
     if kind == "whole":
         content = Payload(ran)
     elif kind == "namespace":

@@ -1,7 +1,6 @@
 """What a run's JSON says of its images: timm's own transform from it gives the run's own
 predictions."""
 
-import json
 import re
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import torch
 from folders import opened, result, section
 from frozen import exported, timms
-from helpers import ROOT, inside
+from helpers import ROOT, inside_ok, read
 from PIL import Image
 from skimage import data as pictures
 from timm.data import create_transform, resolve_model_data_config
@@ -33,12 +32,27 @@ SIZES = [
 ]
 NAMES = ("astronaut", "chelsea", "coffee")
 COMMON = {
-    "data__subset": None, "data__name": "folder", "model__drop_path": 0.0, "train__epochs": 12, "train__ema": None,
-    "train__batch_size": 8, "train__save_minutes": 60, "train__eval_every": 12, "augment__randaugment": None,
-    "augment__mixup_alpha": 0.0, "augment__cutmix_alpha": 0.0, "augment__jitter_prob": 0.0, "augment__grey_prob": 0.0,
-}  # fmt: skip
+    "data__subset": None,
+    "data__name": "folder",
+    "model__drop_path": 0.0,
+    "train__epochs": 12,
+    "train__ema": None,
+    "train__batch_size": 8,
+    "train__save_minutes": 60,
+    "train__eval_every": 12,
+    "augment__randaugment": None,
+    "augment__mixup_alpha": 0.0,
+    "augment__cutmix_alpha": 0.0,
+    "augment__jitter_prob": 0.0,
+    "augment__grey_prob": 0.0,
+}
 RUNS = {
-    "vit": {"stages": [{"size": 24}, {"size": 40}]},  # 40 / 0.875 is rounded down
+    "vit": {
+        "stages": [
+            {"size": 24},
+            {"size": 40},
+        ]
+    },  # 40 / 0.875 is rounded down
     "cnn": {
         "stages": [{"size": 40}],
         "augment__crop_pct": 0.9,
@@ -62,7 +76,10 @@ def photos(tmp_path_factory):
     """JPEG and PNG photographs by what they show."""
     root = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
-    for part, count in (("train", 8), ("test", 13)):
+    for part, count in (
+        ("train", 8),
+        ("test", 13),
+    ):
         for name in NAMES:
             (root / part / name).mkdir(parents=True)
             for i, pixels in enumerate(cut(name, count, rng)):
@@ -77,9 +94,14 @@ def runs(photos, tmp_path_factory):
     """Fine-tuned on them; not to be written to."""
     folder = tmp_path_factory.mktemp("runs")
     for name, changes in RUNS.items():
-        assert (
-            inside("finetune", folder / name, **{**COMMON, **changes, "data__root": str(photos)})
-            == 0
+        inside_ok(
+            "finetune",
+            folder / name,
+            **{
+                **COMMON,
+                **changes,
+                "data__root": str(photos),
+            },
         )
     return folder
 
@@ -133,12 +155,21 @@ def test_the_snippet_without_idmm(runs, photos, capsys):
     assert printed == info["classes"][best]
 
 
-@pytest.mark.parametrize(("name", "crop_pct"), [("vit", 0.875), ("cnn", 0.9)])
+@pytest.mark.parametrize(
+    "name, crop_pct",
+    [
+        ("vit", 0.875),
+        ("cnn", 0.9),
+    ],
+)
 def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, runs):
-    infos = [
-        json.loads((runs / name / f"{stem}.json").read_text()) for stem in ("model", "backbone")
-    ]
-    expected = {"size": 40, "crop_pct": crop_pct, "interpolation": "bicubic", "channels": 3}
+    infos = [read(runs / name / f"{stem}.json") for stem in ("model", "backbone")]
+    expected = {
+        "size": 40,
+        "crop_pct": crop_pct,
+        "interpolation": "bicubic",
+        "channels": 3,
+    }
     for info in infos:
         assert {key: info[key] for key in expected} == expected
         assert len(info["mean"]) == len(info["std"]) == 3

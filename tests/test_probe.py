@@ -1,15 +1,15 @@
 """Frozen features: idmm probe and idmm fewlabel, their intervals, strengths, draws and files."""
 
-import json
+import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import yaml
 from folders import tree
 from frozen import MEAN, NAME, STD, a_run, by_hand, linear
-from helpers import VIT, call, refused
+from helpers import VIT, call_ok, column, read, refused
 from PIL import Image
+from pytest import approx
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
@@ -51,8 +51,8 @@ def looks(monkeypatch):
 
 def probed(run, *argv, out):
     """Runs the command; returns what result.json holds, with both readouts."""
-    assert call(["probe", "--init", run, "--data.workers", 0, "--out", out, *argv]) == 0
-    result = json.loads((out / "result.json").read_text())
+    call_ok(["probe", "--init", run, "--data.workers", 0, "--out", out, *argv])
+    result = read(out / "result.json")
     return result | result["readouts"]
 
 
@@ -65,9 +65,9 @@ def test_score_by_hand():
     truth = np.array([0, 0, 0, 0, 2, 2])  # class 1 has no test image
     predicted = np.array([0, 0, 0, 1, 1, 2])
     scores = evaluate.score(predicted, truth)
-    assert scores["top1"] == pytest.approx(100 * 4 / 6)
-    assert scores["top1_interval"] == pytest.approx([30.00, 90.32], abs=0.01)  # Wilson's of 4 of 6
-    assert scores["mean_per_class"] == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)
+    assert scores["top1"] == approx(100 * 4 / 6)
+    assert scores["top1_interval"] == approx([30.00, 90.32], abs=0.01)  # Wilson's of 4 of 6
+    assert scores["mean_per_class"] == approx(100 * (3 / 4 + 1 / 2) / 2)
 
 
 def test_the_strength_is_the_best_on_held_out_images():
@@ -82,7 +82,7 @@ def test_the_strength_is_the_best_on_held_out_images():
         ]
         naive[c] = 100 * np.concatenate(right).mean()
     # warm starts may turn a single image
-    assert choice.accuracies == pytest.approx(naive, abs=100 * 1.5 / 240)
+    assert choice.accuracies == approx(naive, abs=100 * 1.5 / 240)
     assert choice.accuracies[choice.strength] == max(choice.accuracies.values())
     assert choice.by == "5 of 5 stratified folds of train"
     assert max(naive.values()) - min(naive.values()) > 5, "the choice matters here"
@@ -95,10 +95,8 @@ def test_the_strength_without_a_choice(monkeypatch):
     assert choice.accuracies[10.0] == choice.accuracies[1.0] == 100.0
     assert choice.strength == evaluate.USUAL_STRENGTH
     choice = evaluate.choose_strength(np.eye(3), np.arange(3))
-    assert (choice.strength, choice.accuracies) == (
-        evaluate.USUAL_STRENGTH,
-        {},
-    )
+    assert choice.strength == evaluate.USUAL_STRENGTH
+    assert choice.accuracies == {}
     assert "under 10 images per class" in choice.by
     mixed = np.random.default_rng(0).normal(size=(27, 8))  # 9 per class
     choice = evaluate.choose_strength(mixed, np.repeat(np.arange(3), 9))
@@ -110,14 +108,20 @@ def test_the_strength_without_a_choice(monkeypatch):
 
 def test_figures_are_those_of_the_features(run, tmp_path, capsys):
     results = probed(run, out=tmp_path / "o")
-    (train, labels), (test, truth) = by_hand(run), by_hand(run, part="test")
+    (train, labels), (test, truth) = (
+        by_hand(run),
+        by_hand(
+            run,
+            part="test",
+        ),
+    )
     model = linear(train, labels, results["probe"]["strength"])
     # an image of 360
-    assert results["probe"]["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)
+    assert results["probe"]["top1"] == approx(100 * model.score(test, truth), abs=0.3)
     knn = KNeighborsClassifier(20, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07)).fit(
         train, labels
     )
-    assert results["knn"]["top1"] == pytest.approx(100 * knn.score(test, truth), abs=0.3)
+    assert results["knn"]["top1"] == approx(100 * knn.score(test, truth), abs=0.3)
     low, high = results["probe"]["top1_interval"]
     assert low < results["probe"]["top1"] < high
     assert results["probe"]["top1"] > 60  # chance is 10
@@ -173,11 +177,18 @@ def test_mean_per_class_where_the_literature_reports_it(run, tmp_path, monkeypat
 
 
 def test_val_chooses_the_strength_and_nothing_else(run, tmp_path, looks):
-    root = tree(tmp_path / "d", train={"a": 6, "b": 6}, val={"a": 3, "b": 3}, test={"a": 4, "b": 5})
+    root = tree(
+        tmp_path / "d",
+        train={"a": 6, "b": 6},
+        val={"a": 3, "b": 3},
+        test={"a": 4, "b": 5},
+    )
     results = probed(run, "--data.name", "folder", "--data.root", root, out=tmp_path / "o")
     assert results["probe"]["chosen_by"] == "val"
     assert looks == [12, 6, 9]
-    assert (results["train_size"], results["val_size"], results["test_size"]) == (12, 6, 9)
+    assert results["train_size"] == 12
+    assert results["val_size"] == 6
+    assert results["test_size"] == 9
     assert results["knn"]["k"] == 12  # the neighbours are training images
 
 
@@ -190,17 +201,29 @@ def pictures(tmp_path):
 
 def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
     """Its folder holds what was asked for and what came of it; asked for again it does nothing."""
-    data = {"name": "folder", "root": pictures[0], "workers": 0}
-    config = {"out": tmp_path / "o", "init": run, "seed": 3, "data": data}
+    data = {
+        "name": "folder",
+        "root": pictures[0],
+        "workers": 0,
+    }
+    config = {
+        "out": tmp_path / "o",
+        "init": run,
+        "seed": 3,
+        "data": data,
+    }
     result = probe(config)
     by_hand = probed(run, *pictures[1], "--seed", 3, out=tmp_path / "p")
     assert result["readouts"] == {name: by_hand[name] for name in ("probe", "knn")}
     assert result["top5"] is None
-    assert (result["top1"], result["knn"]) == (by_hand["probe"]["top1"], by_hand["knn"]["top1"])
-    saved = yaml.safe_load((tmp_path / "o/config.yaml").read_text())
-    assert (saved["init"], saved["seed"], saved["size"]) == (str(run), 3, 16)
+    assert result["top1"] == by_hand["probe"]["top1"]
+    assert result["knn"] == by_hand["knn"]["top1"]
+    saved = read(tmp_path / "o/config.yaml")
+    assert saved["init"] == str(run)
+    assert saved["seed"] == 3
+    assert saved["size"] == 16
     assert looks == [8, 6, 8, 6]
-    assert probe(config) == result == json.loads((tmp_path / "o/result.json").read_text())
+    assert probe(config) == result == read(tmp_path / "o/result.json")
     with pytest.raises(UserError, match="^seed: the run in .* has 3, this command has 4"):
         probe({**config, "seed": 4})
     del config["out"]  # then nothing is left
@@ -229,8 +252,8 @@ def test_mistakes_are_a_line_each(run, tmp_path, capsys):
 
 def measured(init, *argv, out):
     """Runs the command; returns what fewlabel.json holds."""
-    assert call(["fewlabel", "--init", init, "--data.workers", 0, "--out", out, *argv]) == 0
-    return json.loads((out / "fewlabel.json").read_text())
+    call_ok(["fewlabel", "--init", init, "--data.workers", 0, "--out", out, *argv])
+    return read(out / "fewlabel.json")
 
 
 def one(results, **where):
@@ -247,8 +270,18 @@ def subset_rows(number, seed):
 
 def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, capsys):
     results = measured(run, "--per_class", "[4, 1]", "--seeds", 2, out=tmp_path / "o")
-    (train, labels), (test, truth) = by_hand(run), by_hand(run, part="test")
-    for number, seed in ((1, 0), (4, 0), (4, 1)):
+    (train, labels), (test, truth) = (
+        by_hand(run),
+        by_hand(
+            run,
+            part="test",
+        ),
+    )
+    for number, seed in (
+        (1, 0),
+        (4, 0),
+        (4, 1),
+    ):
         some = subset_rows(number, seed)
         probe = one(results, readout="probe", per_class=number, seed=seed)
         knn = one(results, readout="knn", per_class=number, seed=seed)
@@ -257,15 +290,26 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, caps
         assert probe["strength"] == choice.strength
         model = linear(train[some], labels[some], probe["strength"])
         # an image of 360
-        assert probe["top1"] == pytest.approx(100 * model.score(test, truth), abs=0.3)
+        assert probe["top1"] == approx(100 * model.score(test, truth), abs=0.3)
         near = evaluate.knn_predict(train[some], labels[some], test)
-        assert knn["top1"] == pytest.approx(100 * np.mean(near == truth), abs=0.3)
-    assert one(results, readout="probe", per_class=1, seed=0)["strength"] == evaluate.USUAL_STRENGTH
+        assert knn["top1"] == approx(100 * np.mean(near == truth), abs=0.3)
+    assert (
+        one(
+            results,
+            readout="probe",
+            per_class=1,
+            seed=0,
+        )["strength"]
+        == evaluate.USUAL_STRENGTH
+    )
     assert len(results["records"]) == 2 * 2 * 2
     assert results["per_class"] == [1, 4]
     capsys.readouterr()
     line = f"out: '{tmp_path}/o' has the results of other measurements. Name a new folder"
-    for other in (["[4]"], ["[4, 1, 4]", "--data.subset", "{total: 900}"]):
+    for other in (
+        ["[4]"],
+        ["[4, 1, 4]", "--data.subset", "{total: 900}"],
+    ):
         assert (
             refused(
                 capsys, ["fewlabel", "--init", run, "--per_class", *other, "--out", tmp_path / "o"]
@@ -280,18 +324,35 @@ def test_files_agree_with_each_other(run, tmp_path, capsys):
     table = (out / "fewlabel.md").read_text()
     assert table in capsys.readouterr().out
     for label in (str(run), "untrained"):
-        for readout, name in (("knn", "kNN"), ("probe", "linear probe")):
+        for readout, name in (
+            ("knn", "kNN"),
+            ("probe", "linear probe"),
+        ):
             cells = []
             for number in (1, 2, 3):
                 values = [
-                    one(results, run=label, readout=readout, per_class=number, seed=s)["top1"]
+                    one(
+                        results,
+                        run=label,
+                        readout=readout,
+                        per_class=number,
+                        seed=s,
+                    )["top1"]
                     for s in range(3)
                 ]
                 cells.append(f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}")
             assert f"| {label}, {name} | {' | '.join(cells)} |\n" in table
-    assert results["runs"][str(run)] == {"init": str(run), "model": NAME, "size": 16}
-    assert results["runs"]["untrained"] == {"init": None, "model": NAME, "size": 16}
-    assert {path.name for path in out.iterdir()} == set(fewlabel.FILES)
+    assert results["runs"][str(run)] == {
+        "init": str(run),
+        "model": NAME,
+        "size": 16,
+    }
+    assert results["runs"]["untrained"] == {
+        "init": None,
+        "model": NAME,
+        "size": 16,
+    }
+    assert {*os.listdir(out)} == set(fewlabel.FILES)
     with Image.open(out / "fewlabel.png") as image:
         assert image.format == "PNG"
         assert min(image.size) >= 300
@@ -311,7 +372,7 @@ def test_the_untrained_backbone_is_the_same_with_fresh_weights(run, tmp_path):
         subset_rows(5, 0),
     )
     near = evaluate.knn_predict(train[some], labels[some], test)
-    assert one(results, run="untrained", readout="knn")["top1"] == pytest.approx(
+    assert one(results, run="untrained", readout="knn")["top1"] == approx(
         100 * np.mean(near == truth), abs=0.3
     )
     assert (
@@ -325,7 +386,7 @@ def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path):
     argv = ["--data.name", "folder", "--data.root", root]
     results = measured(run, *argv, "--seeds", 1, out=tmp_path / "o")
     assert results["per_class"] == [1, 2, 3]
-    assert [r["per_class"] for r in results["records"]] == [
+    assert column(results["records"], "per_class") == [
         1,
         1,
         2,

@@ -1,7 +1,6 @@
 """Labels for images without one: the maths against a dense solution, the step of ``idmm train``."""
 
 import os
-import time
 
 import numpy as np
 import pytest
@@ -10,15 +9,13 @@ import torch
 import yaml
 from folders import section, tree
 from frozen import a_run
-from helpers import VIT, call, read
+from helpers import VIT, call_ok, logged, read
+from numpy.random import default_rng
 from PIL import Image
 from safetensors.torch import load_file
 
 import idmm
-from idmm.auto import plan as train_plan
 from idmm.auto import pseudolabels as train_pseudolabels
-from idmm.auto import train
-from idmm.auto.configs import stage_config
 from idmm.auto.plan import Kept, Plan
 from idmm.data.listing import list_images
 from idmm.evaluation import similarity
@@ -39,7 +36,7 @@ MODEL += ["--data.workers", 0]
 def coloured(root, **counts):
     """Makes ROOT/SPLIT/CLASS/*.png of noise around a colour each; of a split without classes in
     turn."""
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     for split, count in counts.items():
         for i in range(count):
             name = list(COLOURS)[i % 2]
@@ -52,7 +49,12 @@ def coloured(root, **counts):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    return coloured(tmp_path_factory.mktemp("images") / "d", train=16, test=8, unlabelled=6)
+    return coloured(
+        tmp_path_factory.mktemp("images") / "d",
+        train=16,
+        test=8,
+        unlabelled=6,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def run(tmp_path_factory):
 
 def test_spread_labels_as_the_papers_have_it():
     """(I - a S)^-1 Y of a dense graph written out, with columns and rows divided by their sums."""
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     features = similarity.unit_rows(rng.normal(size=(30, 6)) + 4 * np.eye(6)[np.arange(30) % 3])
     labels = np.where(np.arange(30) < 7, np.arange(30) % 3, -1)  # 3, 2 and 2 labels
     near = similarity.nearest(features, 4)
@@ -112,7 +114,14 @@ def section_of(root, **changes):
 def labelled(run, data, out, teacher=None, seed=0, estimated=(Kept.BASELINE, Kept.JOINED_LINEAR)):
     """Runs the step; returns what it found and the rows of its file. ``estimated``: on held-out
     images."""
-    plan = Plan("pretrain", {}, [], size=32, label_size=48, joined=True)
+    plan = Plan(
+        "pretrain",
+        {},
+        [],
+        size=32,
+        label_size=48,
+        joined=True,
+    )
     summary, candidates = train_pseudolabels.pseudolabel(run, teacher, plan, data, "cpu", seed, out)
     assert set(candidates) == {*estimated}
     return summary, rows(out / "pseudolabels.csv")
@@ -125,9 +134,7 @@ def test_a_teacher_joins_the_graph_if_its_predictions_agree(run, images, tmp_pat
 
         def learned(teacher, items, *_, every=every):
             numbers = [int(os.path.basename(path)[:-4]) for path in items]
-            return np.random.default_rng(0).normal(size=(len(items), 4)), np.array(
-                numbers
-            ) // every % 2
+            return default_rng(0).normal(size=(len(items), 4)), np.array(numbers) // every % 2
 
         monkeypatch.setattr(train_pseudolabels, "_learned_by", learned)
         summary, lines = labelled(run, section_of(images), tmp_path / str(every), teacher="run")
@@ -137,7 +144,8 @@ def test_a_teacher_joins_the_graph_if_its_predictions_agree(run, images, tmp_pat
 def test_what_is_written(run, images, tmp_path, caplog):
     caplog.set_level("INFO", "idmm")
     summary, lines = labelled(run, section_of(images), tmp_path)
-    assert (summary.given, summary.added) == (4, 18)
+    assert summary.given == 4
+    assert summary.added == 18
     assert summary.agreement == pytest.approx(100)
     of = {split: [row for row in lines if row["split"] == split] for split in ("train", "test")}
     assert len(of["train"]) == 22
@@ -181,7 +189,12 @@ def test_features_that_say_nothing(run, tmp_path, caplog):
 def test_groups_go_along(run, tmp_path):
     """Those of the given images; one without a group is its own. Fine-tuning on the file has them,
     too."""
-    root = coloured(tmp_path / "d", train=8, test=4, unlabelled=2)
+    root = coloured(
+        tmp_path / "d",
+        train=8,
+        test=4,
+        unlabelled=2,
+    )
     names = [path.relative_to(root).as_posix() for path in root.rglob("*.png")]
     lines = [f"{name},{name[:-4]}g" for name in names if not name.startswith("unlabelled")]
     (tmp_path / "g.csv").write_text("\n".join(["path,group", *lines]))
@@ -193,145 +206,89 @@ def test_groups_go_along(run, tmp_path):
     assert len(set(splits.test.groups)) == 4
 
 
-def test_all_stages(images, tmp_path, monkeypatch, capsys):
-    """The last stage learns from all images, the floor is that of the given labels."""
-    # which does not count what else the machine does
-    monkeypatch.setattr(time, "monotonic", time.process_time)
-    out = tmp_path / "x"
-    argv = [
-        "train",
-        images,
-        *MODEL,
-        *FEW,
-        "--device",
-        "cpu",
-        "--minutes",
-        0.5,
-        "--size",
-        16,
-        "--out",
-        out,
-    ]
-    assert call(argv) == 0
+def trained(monkeypatch, images, out, *argv, threshold=70):
+    """Runs ``idmm train``, whose pseudo-labels are used from an agreement on; returns train.json.
+
+    Similar images agree in 100 % of cases here.
+    """
+    for module in ("train", "pseudolabels"):
+        monkeypatch.setattr(f"idmm.auto.{module}.AGREEMENT", threshold)
+    argv = ["train", images, *FEW, "--data.workers", 0, "--device", "cpu", "--out", out, *argv]
+    call_ok(argv)
     saved = read(out / "train.json")
-    printed = capsys.readouterr().out
-    assert saved["plan"]["way"] == "pretrain"
-    assert saved["pseudolabels"]["agreement"] > train_pseudolabels.AGREEMENT
-    assert saved["pseudolabels"]["added"] == 18
-    assert saved["pseudolabels"]["given"] == 4
-    assert [read(out / part / "result.json")["train_size"] for part in ("stage1", "")] == [22, 22]
-    assert read(out / "config.yaml")["data"]["labels"] == str(out / "pseudolabels.csv")
-    floor = saved["pseudolabels"]["baseline_top1"]
-    assert read(out / "result.json")["baseline_top1"] == saved["result"]["baseline_top1"] == floor
-    assert f"the baseline, fitted to 4 of 4 labelled images: {floor:.1f} %" in printed
-    spent = sum(read(out / part / "result.json")["seconds"] for part in ("stage1", ""))
-    assert spent < 60 * 0.5 * 1.3, "all together"
-    assert call(argv) == 0
+    call_ok(argv)
     assert read(out / "train.json") == saved, "finished"
-
-
-@pytest.mark.parametrize("alone", [-101, 101])
-def test_joined_features_are_the_classifier(alone, tmp_path, capsys, monkeypatch):
-    """If pseudo-labels are not used: a network on pixels and hand-made features in one file."""
-    monkeypatch.setattr(train_pseudolabels, "ALONE", alone)
-    root = tree(tmp_path / "d", train={"cat": 12, "dog": 12}, test={"cat": 4, "dog": 4})
-    argv = [
-        "train",
-        root,
-        *FEW,
-        "--data.workers",
-        0,
-        "--device",
-        "cpu",
-        "--minutes",
-        0.2,
-        "--out",
-        tmp_path / "x",
-    ]
-    assert call(argv) == 0
-    saved = read(tmp_path / "x/train.json")
-    printed = capsys.readouterr().out
-    assert (
-        yaml.safe_load((tmp_path / "x/stage1/config.yaml").read_text())["train"]["max_epochs"] == 75
-    )
-    assert saved["minutes"]["last"] <= 0.4 * 0.2
-    assert saved["result"]["train_size"] == 4
-    linear = saved["best"] == "linear classifier on joined features"
-    assert linear == (alone < 0)
-    assert "  linear classifier on joined features: " in printed
-    assert linear or "temperature 1\n" in (tmp_path / "x/log.txt").read_text(), (
-        "what training does not see"
-    )
-    assert not linear or saved["result"]["top1"] == saved["result"]["start_top1"], (
-        "nothing is trained"
-    )
-    info = read(tmp_path / "x/model.json")
-    assert info["name"] == "hog_conv"
-    assert info["kwargs"]["frozen"]["name"] == "resnet10t"
-    model = timm.create_model(info["name"], **info["kwargs"])
-    model.load_state_dict(load_file(tmp_path / "x/model.safetensors"), strict=True)
-    assert linear or 0 < model.learned_weight < 1, (
-        "a ConvNet that learned from four images is too sure"
-    )
-
-
-@pytest.mark.parametrize(("agreement", "init"), [(90, None), (20, "stage1")])
-def test_what_the_last_stage_starts_from(agreement, init, images, tmp_path, monkeypatch):
-    """With a model of one's own: fresh weights on pseudo-labels, or the learned ones on the given
-    labels."""
-    ran = []
-    summary = train_plan.PseudoLabels(4, 18, agreement, 40.0)
-
-    def stage(given, state, part, minutes):
-        config = stage_config(given, state, part, minutes)
-        ran.append((config.get("init"), config["data"]["labels"], minutes))
-        return RESULT | {"seconds": 60 * minutes}
-
-    out = tmp_path / "x"
-    monkeypatch.setattr(train, "_stage", stage)
-    monkeypatch.setattr(train, "pseudolabel", lambda *_: (summary, {}))
-    argv = ["train", images, *MODEL, *FEW, "--minutes", 10, "--size", 16, "--out", out]
-    assert call(argv) == 0, "22 images, 4 labels: by default"
-    assert len(ran) == 2
-    assert [minutes for *_, minutes in ran] == pytest.approx([6, 4], rel=0.03)
-    assert ran[-1][:2] == (
-        init and str(out / init),
-        str(out / "pseudolabels.csv") if agreement == 90 else None,
-    )
+    return saved
 
 
 @pytest.mark.parametrize(
-    ("agreement", "best", "frozen"),
+    "threshold, init",
     [
-        (90, "joined features and ConvNet on pseudo-labels", None),
-        (60, "linear classifier on joined features", True),
-        (40, "joined features and ConvNet", None),
+        (70, None),
+        (101, "stage1"),
     ],
 )
-def test_what_learns_next_to_the_joined_features(
-    agreement, best, frozen, images, tmp_path, monkeypatch
-):
-    ran = []
+def test_a_network_of_ones_own(threshold, init, images, tmp_path, monkeypatch, capsys, fake_clock):
+    """Fresh weights learn from pseudo-labels, or the pretrained ones from the given labels. The
+    baseline is that of the given labels."""
     out = tmp_path / "x"
+    flags = [*MODEL, "--minutes", 2, "--size", 16]
+    saved = trained(monkeypatch, images, out, *flags, threshold=threshold)
+    assert saved["plan"]["way"] == "pretrain"
+    assert saved["pseudolabels"]["given"] == 4
+    assert saved["pseudolabels"]["added"] == 18
+    config = read(out / "config.yaml")
+    first, last = (read(out / part / "result.json") for part in ("stage1", ""))
+    assert first["train_size"] == 22
+    assert config["init"] == (init and str(out / init))
+    if init is None:
+        assert last["train_size"] == 22
+        assert config["data"]["labels"] == str(out / "pseudolabels.csv")
+        assert last["baseline_top1"] == saved["pseudolabels"]["baseline_top1"]
+    else:
+        assert last["train_size"] == 4
+        assert config["data"]["labels"] is None
+    floor = saved["result"]["baseline_top1"]
+    assert last["baseline_top1"] == floor
+    line = f"the baseline, fitted to 4 of 4 labelled images: {floor:.1f} %"
+    assert line in capsys.readouterr().out
+    assert first["seconds"] + last["seconds"] < 125, "all together"
 
-    def stage(given, state, part, minutes):
-        ran.append(stage_config(given, state, part, minutes))
-        return RESULT
 
-    monkeypatch.setattr(train, "_stage", stage)
-    monkeypatch.setattr(
-        train, "pseudolabel", lambda *_: (train_plan.PseudoLabels(4, 18, agreement, 40.0), {})
-    )
-    assert call(["train", images, *FEW, "--minutes", 10, "--out", out]) == 0
-    config = ran[-1]
-    state = read(out / "train.json")
+@pytest.mark.parametrize(
+    "threshold, alone, best",
+    [
+        (70, 55, "joined features and ConvNet on pseudo-labels"),
+        (101, 55, "linear classifier on joined features"),
+        (101, 101, "joined features and ConvNet"),
+    ],
+)
+def test_joined_features_are_the_classifier(
+    threshold, alone, best, images, tmp_path, capsys, monkeypatch, fake_clock
+):
+    """Features of a network and hand-made ones, in one file."""
+    monkeypatch.setattr("idmm.auto.pseudolabels.ALONE", alone)
+    fake_clock.step = 10.0
+    out = tmp_path / "x"
+    saved = trained(monkeypatch, images, out, "--minutes", 2, threshold=threshold)
+    assert saved["best"] == best
+    assert read(out / "stage1/config.yaml")["train"]["max_epochs"] == 75
+    assert saved["minutes"]["last"] <= 0.4 * 2
+    assert "  linear classifier on joined features: " in capsys.readouterr().out
+    config = read(out / "config.yaml")
+    result = read(out / "result.json")
     assert config["init"] == str(out / "features")
-    assert config.get("model", {}).get("freeze") == frozen
-    assert state["best"] == best
-    assert state["result"]["baseline_top1"] == (40 if agreement == 90 else 30)
-    assert state["result"]["baseline_train_size"] == (4 if agreement == 90 else 22)
-    assert config["data"]["labels"] == (str(out / "pseudolabels.csv") if agreement == 90 else None)
-
-
-RESULT = {"top1": 60.0, "top1_interval": [50.0, 70.0], "baseline_top1": 30.0, "largest_class": 50.0}
-RESULT |= {"test_size": 9, "seconds": 60.0, "baseline_train_size": 22}
+    assert saved["result"]["baseline_train_size"] == 4
+    assert result["train_size"] == (22 if threshold == 70 else 4)
+    info = read(out / "model.json")
+    assert info["name"] == "hog_conv"
+    assert info["kwargs"]["frozen"]["name"] == "resnet10t"
+    model = timm.create_model(info["name"], **info["kwargs"])
+    model.load_state_dict(load_file(out / "model.safetensors"), strict=True)
+    if alone == 55 and threshold == 101:
+        assert config["model"]["freeze"]
+        assert result["top1"] == result["start_top1"], "nothing is trained"
+    else:
+        assert model.learned_weight > 0
+    if alone == 101:
+        assert "temperature 1\n" in logged(out), "what training does not see"

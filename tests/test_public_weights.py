@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 import yaml
-from helpers import call, flags, logged, refused
+from helpers import call_ok, flags, logged, read, refused
 from huggingface_hub import constants
 from safetensors.torch import load_file
 from timm.models._hub import save_for_hf
@@ -86,20 +86,31 @@ def refusal(tmp_path, capsys):
 
 def tiny(out, init):
     """Flags of a fine-tuning that starts from weights, which say what the model is."""
-    short = {"train__epochs": 1, "stages": [{"size": 32}], "data__subset": {"per_class": 3}}
+    short = {
+        "train__epochs": 1,
+        "stages": [{"size": 32}],
+        "data__subset": {"per_class": 3},
+    }
     return flags(
-        "finetune", out, **{"init": init, "model__name": None, "model__kwargs": None, **short}
+        "finetune",
+        out,
+        **{
+            "init": init,
+            "model__name": None,
+            "model__kwargs": None,
+            **short,
+        },
     )
 
 
 def config(run):
-    return yaml.safe_load((run / "config.yaml").read_text())
+    return read(run / "config.yaml")
 
 
 @pytest.fixture(scope="module")
 def tuned(cache, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned")
-    assert call(["finetune", *tiny(folder / "b", f"timm:{NAME}")]) == 0
+    call_ok(["finetune", *tiny(folder / "b", f"timm:{NAME}")])
     return folder / "b"
 
 
@@ -133,9 +144,14 @@ def grid(path, **changes):
         }
     }
     keys = {
-        "targets": ["digits"], "backbones": [{"name": ARCH, "label": "tiny"}], "scratch": False, "seeds": [0, 1],
-        "weights": [{"label": "public", "path": f"timm:{NAME}"}], "finetune": {**data, **train}, **changes,
-    }  # fmt: skip
+        "targets": ["digits"],
+        "backbones": [{"name": ARCH, "label": "tiny"}],
+        "scratch": False,
+        "seeds": [0, 1],
+        "weights": [{"label": "public", "path": f"timm:{NAME}"}],
+        "finetune": {**data, **train},
+        **changes,
+    }
     path.write_text(yaml.safe_dump(keys))
     return path
 
@@ -146,7 +162,7 @@ def test_grid_with_public_weights(cache, files, others, tmp_path):
 
     def filled():
         public_file.cache_clear()
-        assert call(["transfer", "--config", grid(tmp_path / "grid.yaml"), "--out", out]) == 0
+        call_ok(["transfer", "--config", grid(tmp_path / "grid.yaml"), "--out", out])
         return {path.parent.name for path in out.glob("runs/*/*/result.json")}
 
     before = filled()
@@ -161,10 +177,12 @@ def test_grid_with_public_weights(cache, files, others, tmp_path):
 
 
 NAMES = {
-    "timm:test_vitt.r160_in1k": "is not among timm's weights on the hub. Did you mean 'test_vit.r160_in1k'?",
+    "timm:test_vitt.r160_in1k": "is not among timm's weights on the hub. Did you mean "
+    "'test_vit.r160_in1k'?",
     "timm:cvt_13": "is not among timm's weights on the hub",
     "timm/test_vit": "does not exist, expected a run folder",
-    "timm:test_vit2.r160_in1k": "it is not in the cache, and the hub is out of reach or HF_HUB_OFFLINE is set",
+    "timm:test_vit2.r160_in1k": "it is not in the cache, and the hub is out of reach or "
+    "HF_HUB_OFFLINE is set",
 }
 
 

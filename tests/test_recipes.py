@@ -6,9 +6,8 @@ import logging
 from dataclasses import replace
 
 import pytest
-import yaml
 from folders import faults
-from helpers import ROOT, call, inside, refused, run_info
+from helpers import ROOT, call_ok, inside, read, refused, run_info
 from tiny import make
 
 from idmm.config import (
@@ -41,11 +40,21 @@ BYOL = [0.4, 0.4, 0.2, 0.1]
 
 
 def pair(low):
-    return [(1, [low, 1.0], 1.0, 0.0), (1, [low, 1.0], 0.1, 0.2)]
+    return [
+        (1, [low, 1.0], 1.0, 0.0),
+        (1, [low, 1.0], 0.1, 0.2),
+    ]
 
 
 OWN = {  # of the methods' releases: jitter; count, scale, blur and solarize of each group; warm-up
-    "idmm": (STRONG, [(2, [0.14, 1.0], 0.5, 0.0), (4, [0.05, 0.4], 0.5, 0.0)], None),
+    "idmm": (
+        STRONG,
+        [
+            (2, [0.14, 1.0], 0.5, 0.0),
+            (4, [0.05, 0.4], 0.5, 0.0),
+        ],
+        None,
+    ),
     "simclr": (STRONG, [(2, [0.2, 1.0], 0.5, 0.0)], None),
     "mocov2": (FLAT, [(2, [0.2, 1.0], 0.5, 0.0)], 0),
     "mocov3": (BYOL, pair(0.08), 40),
@@ -83,7 +92,8 @@ def test_each_method_has_its_config(name):
     changes by one word."""
     config = shipped(f"pretrain/{name}")
     assert config.method.name == name
-    assert (config.train.epochs, config.views.size) == (800, 112)
+    assert config.train.epochs == 800
+    assert config.views.size == 112
     assert config.train.schedule == "cosine"
     assert config.model.name is None
     assert not config.model.kwargs, "those of --init's weights, else the default"
@@ -107,12 +117,10 @@ def test_each_method_has_its_own_views_and_warmup(name):
     assert settings == groups
     assert config.train.warmup_epochs == warmup
     for colours in colour_settings:
-        assert (colours.jitter, colours.jitter_prob, colours.grey_prob, colours.flip) == (
-            jitter,
-            0.8,
-            0.2,
-            0.5,
-        )
+        assert colours.jitter == jitter
+        assert colours.jitter_prob == 0.8
+        assert colours.grey_prob == 0.2
+        assert colours.flip == 0.5
 
 
 def test_dinos_configs():
@@ -120,12 +128,15 @@ def test_dinos_configs():
     settings beside it."""
     release = shipped("pretrain/dino")
     paper = shipped("pretrain/dino_idmm")
-    assert (release.train.weight_decay, release.train.weight_decay_end) == (0.04, 0.4)
-    assert (release.train.clip_grad, release.train.clip_grad_mode) == (3.0, "tensor")
+    assert release.train.weight_decay == 0.04
+    assert release.train.weight_decay_end == 0.4
+    assert release.train.clip_grad == 3.0
+    assert release.train.clip_grad_mode == "tensor"
     assert differences(release, paper) == {"method.teacher_temperature", "views.crops"}
-    assert (release.method.teacher_temperature, paper.method.teacher_temperature) == (0.07, 0.04)
+    assert release.method.teacher_temperature == 0.07
+    assert paper.method.teacher_temperature == 0.04
     assert [global_groups(config.views.crops) for config in (release, paper)] == [2, 2]
-    grid = yaml.safe_load((CONFIGS / "transfer" / "table6.yaml").read_text())
+    grid = read(CONFIGS / "transfer" / "table6.yaml")
     files = {m["name"]: m["pretrain"]["config"] for m in grid["methods"] if m != "idmm"}
     assert files["dino"] == "dino_idmm"
     assert files["mocov3"] == "mocov3"
@@ -137,7 +148,8 @@ def test_table_10(name):
     config = shipped(f"pretrain/{name}")
     train = config.train
     assert [train.optimizer, train.batch_size, train.lr, train.weight_decay] == optimization
-    assert (config.method.dim, config.method.temperature) == (dim, temperature)
+    assert config.method.dim == dim
+    assert config.method.temperature == temperature
     if queue is not None:
         assert config.method.queue is None
         large = make(name, info=run_info(10_000, batch_size=train.batch_size))
@@ -147,17 +159,22 @@ def test_table_10(name):
 def test_null_is_filled_in_and_said():
     config, notes = resolved(name="mocov2", momentum=0.9)
     method = config.method
-    assert (method.projection, method.temperature, method.momentum, method.queue) == (
-        True,
-        0.2,
-        0.9,
-        None,
-    )
+    assert method.projection is True
+    assert method.temperature == 0.2
+    assert method.momentum == 0.9
+    assert method.queue is None
     assert "views.crops: 2 of 0.2 to 1 of the area, mocov2's" in notes
     assert "views.jitter: [0.4, 0.4, 0.4, 0.1], mocov2's" in notes
     assert "train.warmup_epochs: 0, mocov2's" in notes
     assert config.fill_from_method() == (config, []), "once is enough"
-    assert resolved(name="dino", momentum=0.0, crops=[2])[0].method.momentum == 0, "0 is not null"
+    assert (
+        resolved(
+            name="dino",
+            momentum=0.0,
+            crops=[2],
+        )[0].method.momentum
+        == 0
+    ), "0 is not null"
 
 
 def test_views_that_are_given_come_before_the_methods():
@@ -174,7 +191,8 @@ def test_views_that_are_given_come_before_the_methods():
         0.0,
         0.2,
     ]
-    assert (config.views.jitter, config.train.warmup_epochs) == ([0.1, 0.1, 0.1, 0.0], 3)
+    assert config.views.jitter == [0.1, 0.1, 0.1, 0.0]
+    assert config.train.warmup_epochs == 3
     for note in notes:
         assert not ("jitter" in note or "warmup" in note)
 
@@ -185,17 +203,28 @@ def test_groups_carry_any_colour_and_are_checked():
         "[{count: 1, jitter: [0.1, 0.1, 0.1, 0.9]}, {flip: 2}, {scale: [2, 1]}, {jiter: 1}]",
     ]
     assert faults(parse, PretrainConfig, argv, "test") == [
-        "views.crops[0].jitter: got [0.1, 0.1, 0.1, 0.9], expected four numbers >= 0, the last (hue) <= 0.5",
+        "views.crops[0].jitter: got [0.1, 0.1, 0.1, 0.9], expected four numbers >= 0, the "
+        "last (hue) <= 0.5",
         "views.crops[1].flip: got 2, expected less than or equal to 1",
         "views.crops[2].scale: got [2.0, 1.0], expected [min, max] with 0 < min <= max <= 1",
         "views.crops[3].jiter: unknown key. Did you mean 'views.crops[3].jitter'?",
     ]
-    crops = [{"count": 1, "scale": [0.2, 1.0], "grey_prob": 0.0}]
+    crops = [
+        {
+            "count": 1,
+            "scale": [0.2, 1.0],
+            "grey_prob": 0.0,
+        }
+    ]
     assert to_dict(parse(PretrainConfig, ["--views.crops", str(crops)], "test"))["views"][
         "crops"
-    ] == [{"grey_prob": 0.0, "count": 1, "scale": [0.2, 1.0]}], (
-        "what is left out is not written down"
-    )
+    ] == [
+        {
+            "grey_prob": 0.0,
+            "count": 1,
+            "scale": [0.2, 1.0],
+        }
+    ], "what is left out is not written down"
 
 
 def test_crops_that_a_method_compares():
@@ -244,7 +273,12 @@ def logged_method(name, caplog, images, **fields):
 
 
 @pytest.mark.parametrize(
-    ("images", "batch_size", "length"), [(1000, 256, 744), (2304, 256, 2048), (96, 96, 48)]
+    "images, batch_size, length",
+    [
+        (1000, 256, 744),
+        (2304, 256, 2048),
+        (96, 96, 48),
+    ],
 )
 @pytest.mark.parametrize("queue", [None, 2048])
 def test_the_queue_is_shorter_than_the_data(images, batch_size, length, queue, caplog):
@@ -262,10 +296,17 @@ def test_dinos_outputs_are_as_many_as_images(caplog):
     assert messages == [("INFO", "method.outputs: 37, the number of images, not 65536")]
 
 
-@pytest.mark.parametrize(("epochs", "warmup", "still"), [(800, 30, 1), (9, 0, 0)])
+@pytest.mark.parametrize(
+    "epochs, warmup, still",
+    [
+        (800, 30, 1),
+        (9, 0, 0),
+    ],
+)
 def test_dinos_warm_ups_are_a_tenth_of_a_short_run(epochs, warmup, still, caplog):
     method, _ = logged_method("dino", caplog, 37, epochs=epochs)
-    assert (method.warmup, method.head.freeze_last_layer) == (warmup, still)
+    assert method.warmup == warmup
+    assert method.head.freeze_last_layer == still
 
 
 OF_IDMM = (
@@ -306,9 +347,15 @@ def test_every_recipe_is_found_by_its_name(key):
 
 
 def test_no_such_recipe_is_a_line(capsys):
-    line = "is neither a file nor a recipe. 'idmm configs' lists the recipes. Did you mean 'idmm_fast'?"
+    line = (
+        "is neither a file nor a recipe. 'idmm configs' lists the recipes. Did you mean "
+        "'idmm_fast'?"
+    )
     assert refused(capsys, ["pretrain", "--config", "idm_fast"]) == [f"--config: 'idm_fast' {line}"]
-    line = "is a recipe of idmm pretrain, not of this command. 'idmm configs' lists the recipes of each."
+    line = (
+        "is a recipe of idmm pretrain, not of this command. 'idmm configs' lists the "
+        "recipes of each."
+    )
     for command in ("finetune", "train"):
         assert refused(capsys, [command, "--config", "idmm_fast"])[:1] == [
             f"--config: 'idmm_fast' {line}"
@@ -316,15 +363,12 @@ def test_no_such_recipe_is_a_line(capsys):
 
 
 def test_a_list_of_all(capsys):
-    assert call(["configs"]) == 0
-    lines = [
-        line.split(maxsplit=1)
-        for line in capsys.readouterr().out.splitlines()
-        if line.startswith("  ")
-    ]
+    call_ok(["configs"])
+    lines = []
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith("  "):
+            lines.append(line.split(maxsplit=1))
     assert len(lines) == len(recipes()) == len(list(CONFIGS.glob("*/*.yaml")))
-    for line in lines:
-        assert len(line) == 2
     shown = dict(lines)
     assert shown["paper"] == "Fine-tuning of the paper's Table 2: 200 epochs at 224 px"
 
@@ -341,9 +385,8 @@ def test_a_section_applies_to_its_own_method(caplog):
     caplog.clear()
     switched = parse(PretrainConfig, ["--config", "idmm_fast", "--method.name", "simclr"], "test")
     assert switched.method == PretrainConfig(method=type(simclr)(name="simclr")).method
-    assert (switched.train.epochs, switched.train.batch_size) == (100, 64), (
-        "the rest of the recipe stays"
-    )
+    assert switched.train.epochs == 100
+    assert switched.train.batch_size == 64, "the rest of the recipe stays"
     assert len(caplog.records) == 1
     caplog.clear()
     assert methods_of("--config", "idmm_fast", "--method.name", "idmm").classifier == "cosine"

@@ -2,7 +2,6 @@
 refused."""
 
 import itertools
-import json
 import re
 import shutil
 from html import unescape
@@ -11,10 +10,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import scipy.stats
-from folders import tree, tuned
+from folders import result, tree, tuned
 from grids import changed, failed, full, grid, missing
-from helpers import call, inside, refused
+from helpers import call_ok, column, inside_ok, metrics, refused
 from PIL import Image
+from pytest import approx
 
 from idmm.files import read_csv, write_csv
 from idmm.inference.runs import finished_runs
@@ -43,7 +43,12 @@ class Reader(HTMLParser):
 
 
 ODD = ("<b>& $x_1$", "_under", "עברית", "猫\U0001f408")  # names of classes
-WIDE = {"patch_size": 8, "embed_dim": 64, "depth": 1, "num_heads": 2}
+WIDE = {
+    "patch_size": 8,
+    "embed_dim": 64,
+    "depth": 1,
+    "num_heads": 2,
+}
 ONE = {
     "stages": None,
     "train__size": 16,
@@ -58,13 +63,16 @@ def runs(tmp_path_factory):
     """Pretraining, fine-tunings of two seeds from it, one of another size from scratch, and one
     with odd names."""
     root = tmp_path_factory.mktemp("runs")
-    assert inside("pretrain", root / "pre", train__epochs=2, train__accumulate=1) == 0
+    inside_ok("pretrain", root / "pre", train__epochs=2, train__accumulate=1)
     for seed in (0, 1):
-        assert (
-            inside("finetune", root / f"tuned-{seed}", **ONE, seed=seed, init=str(root / "pre"))
-            == 0
+        inside_ok(
+            "finetune",
+            root / f"tuned-{seed}",
+            **ONE,
+            seed=seed,
+            init=str(root / "pre"),
         )
-    assert inside("finetune", root / "wide", **ONE, model__kwargs=WIDE) == 0
+    inside_ok("finetune", root / "wide", **ONE, model__kwargs=WIDE)
     classes = dict.fromkeys(ODD, 4)
     assert (
         tuned(
@@ -78,7 +86,7 @@ def runs(tmp_path_factory):
 
 
 def reported(out, *folders):
-    assert call(["report", *folders, "--out", out]) == 0
+    call_ok(["report", *folders, "--out", out])
     return (out / "report.html").read_text(encoding="utf-8")
 
 
@@ -89,10 +97,6 @@ def page(runs):
     return runs / "out", reported(runs / "out", *(runs / name for name in names))
 
 
-def result(run):
-    return json.loads((run / "result.json").read_text())
-
-
 def test_it_shows_what_the_runs_measured(page, runs):
     text = Reader(page[1]).text
     for name in ("tuned-0", "tuned-1", "wide"):
@@ -101,12 +105,10 @@ def test_it_shows_what_the_runs_measured(page, runs):
         assert f"{name} {results['top1']:.1f} {low:.1f} to {high:.1f}" in text
     assert f"{result(runs / 'pre')['loss']:.4g}" in text
     tests = [compared(runs / "tuned-0", runs / name) for name in ("tuned-1", "wide")]
-    for name, test, p in zip(
-        ("tuned-1", "wide"), tests, holm([test["p"] for test in tests]), strict=True
-    ):
+    for name, test, p in zip(("tuned-1", "wide"), tests, holm(column(tests, "p")), strict=True):
         assert f"tuned-0 {name} 360 {format_number(test['points'], sign=True)} {p:.2g}" in text
     assert "These classifiers were tested on different images" in text
-    titles = [image["alt"] for image in Reader(page[1]).all("img")]
+    titles = column(Reader(page[1]).all("img"), "alt")
     assert titles.count("Confusion matrix") == titles.count("Mistakes") == 4
     assert titles.count("Curves") == 5
     assert len(titles) == 15
@@ -135,26 +137,31 @@ def test_runs_are_compared_on_the_images_that_both_have(runs, tmp_path):
     both = rows[2:-1]
     lead = sum(first[row["path"]] - (row["class"] == row["predicted"]) for row in both)
     assert test["images"] == len(both) == 357
-    assert test["points"] == pytest.approx(100 * lead / 357)
+    assert test["points"] == approx(100 * lead / 357)
     write_csv(other / PREDICTIONS, [rows[0], *(row.values() for row in rows[:179])])
     assert compared(runs / "tuned-0", other) is None, "other test images"
 
 
 def test_curves_and_sizes_of_several_runs_are_in_one_picture(runs, tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(charts, "save", lambda figure, path: (figures.append(figure), path.touch()))
+    monkeypatch.setattr(
+        charts,
+        "save",
+        lambda figure, path: (
+            figures.append(figure),
+            path.touch(),
+        ),
+    )
     monkeypatch.setattr(run_page, "html", lambda *_: "")
     reported(tmp_path / "both", runs / "tuned-0", runs / "wide")
     epochs, sizes = figures
     (axis,) = epochs.axes
     assert axis.get_title() == "digits"
     for curve, name in zip(axis.containers, ("tuned-0", "wide"), strict=True):
-        records = [
-            json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()
-        ]
-        points = [
-            (epoch, record["top1"]) for epoch, record in enumerate(records, 1) if "top1" in record
-        ]
+        points = []
+        for epoch, record in enumerate(metrics(runs / name), 1):
+            if "top1" in record:
+                points.append((epoch, record["top1"]))
         assert curve.get_label() == name
         assert [*zip(*curve.lines[0].get_data(), strict=True)] == points
     (axis,) = sizes.axes
@@ -204,9 +211,10 @@ def test_what_is_refused(runs, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     expected = "expected the folder of a finished run, its --out, or one that holds some"
     expected_words = {
-        tmp_path / "none": expected, tmp_path / "empty": expected,
+        tmp_path / "none": expected,
+        tmp_path / "empty": expected,
         unfinished: "not finished. Repeat the command to resume it",
-    }  # fmt: skip
+    }
     errors = refused(capsys, ["report", *expected_words, "--out", tmp_path / "out"])
     assert errors == [f"runs: '{path}': {words}" for path, words in expected_words.items()]
     assert not (tmp_path / "out").exists()
@@ -232,9 +240,9 @@ def test_many_comparisons_are_adjusted(runs, tmp_path):
     assert "run0 run1 40 +17.5 0.16 the difference may be chance" in many
     assert "is better" not in many.replace("'is", "")
     assert "Holm" in many
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.01, 0.04, 0.03]) == approx([0.03, 0.06, 0.06])
     assert holm([]) == []
-    assert holm([0.6, 0.001, 0.7]) == pytest.approx([1.0, 0.003, 1.0])
+    assert holm([0.6, 0.001, 0.7]) == approx([1.0, 0.003, 1.0])
 
 
 def test_images_in_groups_are_compared_by_groups():
@@ -242,12 +250,15 @@ def test_images_in_groups_are_compared_by_groups():
     rng = np.random.default_rng(0)
     groups = {n: f"patient {n // 5}" for n in range(40)}
     one, other = ({n: bool(rng.random() < share) for n in groups} for share in (0.8, 0.5))
-    sums = [sum(one[n] - other[n] for n in range(5 * g, 5 * g + 5)) for g in range(8)]
-    sums = [each for each in sums if each]
+    sums = []
+    for patient in range(8):
+        lead = sum(one[n] - other[n] for n in range(5 * patient, 5 * patient + 5))
+        if lead:
+            sums.append(lead)
     flipped = [abs(np.dot(signs, sums)) for signs in itertools.product((-1, 1), repeat=len(sums))]
     comparison = mcnemar(one, other, groups)
-    assert comparison["p"] == pytest.approx(np.mean([each >= abs(sum(sums)) for each in flipped]))
-    assert comparison["points"] == pytest.approx(100 * sum(sums) / 40)
+    assert comparison["p"] == approx(np.mean([each >= abs(sum(sums)) for each in flipped]))
+    assert comparison["points"] == approx(100 * sum(sums) / 40)
     assert sum(sums) > 0
     alike = {n: n // 5 % 2 == 0 for n in groups}  # each patient's images are all right or all wrong
     assert mcnemar(alike, {n: not right for n, right in alike.items()}, groups) == {
@@ -262,7 +273,7 @@ def test_images_in_groups_are_compared_by_groups():
 def test_without_groups_it_is_mcnemars():
     one = {n: n < 15 for n in range(20)}
     other = {n: n >= 12 for n in range(20)}
-    assert mcnemar(one, other)["p"] == pytest.approx(scipy.stats.binomtest(12, 17).pvalue)
+    assert mcnemar(one, other)["p"] == approx(scipy.stats.binomtest(12, 17).pvalue)
 
 
 @pytest.fixture
@@ -271,7 +282,12 @@ def drawn(monkeypatch):
     kept = []
     save = grid_pictures.save
     monkeypatch.setattr(
-        grid_pictures, "save", lambda figure, path: (kept.append(figure), save(figure, path))
+        grid_pictures,
+        "save",
+        lambda figure, path: (
+            kept.append(figure),
+            save(figure, path),
+        ),
     )
     return kept
 
@@ -283,9 +299,20 @@ def table(cells):
 def broken():
     """Flowers' failed on pets, dtd's is missing on flowers, and one of two seeds of scratch failed
     on flowers."""
-    cells = changed(full(3, ("idmm",), 2, 2), failed, source="flowers", target="pets")
+    cells = changed(
+        full(3, ("idmm",), 2, 2),
+        failed,
+        source="flowers",
+        target="pets",
+    )
     cells = changed(cells, missing, source="dtd", target="flowers")
-    return changed(cells, failed, source="scratch", target="flowers", seed=1)
+    return changed(
+        cells,
+        failed,
+        source="scratch",
+        target="flowers",
+        seed=1,
+    )
 
 
 def named_rows(figure):
@@ -309,7 +336,8 @@ def test_bars_show_numbers_marks_and_signs(tmp_path, drawn):
         bold = [text.get_text().split()[0] for text in axis.texts if text.get_weight() == "bold"]
         assert bold == [f"{max(lengths):.1f}"]
     flowers, pets = ([text.get_text() for text in axis.texts] for axis in drawn[0].axes)
-    assert (pets[1], flowers[3]) == ("failed", "—")
+    assert pets[1] == "failed"
+    assert flowers[3] == "—"
     assert flowers[0].endswith(" (n = 1) †")
 
 
@@ -319,7 +347,10 @@ def test_bars_of_one_source_are_named_by_method(tmp_path, drawn):
         table([one for one in cells if one["source"] in ("scratch", one["target"])]),
         tmp_path / "a.png",
     )
-    assert named_rows(drawn[0]) == [["from scratch", "idmm", "simclr"], []]
+    assert named_rows(drawn[0]) == [
+        ["from scratch", "idmm", "simclr"],
+        [],
+    ]
 
 
 def test_accuracy_over_parameters(tmp_path, monkeypatch):

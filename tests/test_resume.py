@@ -11,14 +11,16 @@ import time
 
 import pytest
 import torch
-import yaml
 from folders import paint, tree
 from helpers import (
     STAGES,
     call,
+    column,
     inside,
+    inside_ok,
     metrics,
     outside,
+    read,
     same,
     start,
     state,
@@ -37,7 +39,10 @@ METHODS = {"pretrain": IDMM, "finetune": Finetune}
 PLACE = {"pretrain": (1, 1, 2), "finetune": (2, 0, 2)}
 BOTH = pytest.mark.parametrize("stage", list(STAGES))
 ORIGINAL_SAVE = loop.Loop._save
-CPU_MEMORY = "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: 99 bytes."
+CPU_MEMORY = (
+    "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't "
+    "allocate memory: 99 bytes."
+)
 
 
 @pytest.fixture(scope="session")
@@ -80,10 +85,11 @@ def stamp(path):
 
 def snapshot(out):
     """Every file of a run but the log and the lock, with its time and content."""
-    paths = [
-        path for path in out.rglob("*") if path.is_file() and path.suffix not in (".txt", ".lock")
-    ]
-    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
+    files = {}
+    for path in out.rglob("*"):
+        if path.is_file() and path.suffix not in (".txt", ".lock"):
+            files[path] = (path.stat().st_mtime_ns, path.read_bytes())
+    return files
 
 
 OF_OLD = "is of the old ones. Restore them, or name a new --out"
@@ -127,7 +133,7 @@ def test_killed_at_random_moments(stage, whole, tmp_path):
             assert process.wait() == -signal.SIGKILL
         places.append(where(out))
     assert places == sorted(set(places)), "every run came further than the one before it"
-    assert inside(stage, out, data__workers=2) == 0
+    inside_ok(stage, out, data__workers=2)
     assert same(out, whole[stage])
     assert metrics(out) == metrics(whole[stage])
     assert once(metrics(out))
@@ -135,13 +141,15 @@ def test_killed_at_random_moments(stage, whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stage", "number"),
+    "stage, number",
     [
-        ("pretrain", signal.SIGTERM), ("finetune", signal.SIGINT), ("finetune", signal.SIGHUP),
+        ("pretrain", signal.SIGTERM),
+        ("finetune", signal.SIGINT),
+        ("finetune", signal.SIGHUP),
         ("pretrain", signal.SIGUSR1),
     ],
     ids=["SIGTERM", "Ctrl-C", "SIGHUP", "SIGUSR1"],
-)  # fmt: skip
+)
 def test_asked_to_stop(stage, number, whole, tmp_path):
     """A signal to the whole process group, loader workers included: saved, 130, and the rerun ends
     alike."""
@@ -162,7 +170,7 @@ def test_asked_to_stop(stage, number, whole, tmp_path):
         )
     assert not (out / "result.json").exists()
     assert not temporary(out)
-    assert inside(stage, out) == 0
+    inside_ok(stage, out)
     assert same(out, whole[stage])
     assert metrics(out) == metrics(whole[stage])
 
@@ -184,7 +192,7 @@ def test_killed_after_the_first_step_and_in_use(whole, tmp_path, capsys):
         assert snapshot(out) == before
         process.send(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    assert inside("pretrain", out) == 0
+    inside_ok("pretrain", out)
     assert same(out, whole["pretrain"])
     assert metrics(out) == metrics(whole["pretrain"])
 
@@ -199,10 +207,9 @@ def _moments(saved, *names):
 
 
 def _part(saved, prefix):
-    tensors = saved["method"]
-    tensors.update(
-        _zeroed({name: tensor for name, tensor in tensors.items() if name.startswith(prefix)})
-    )
+    for name, tensor in saved["method"].items():
+        if name.startswith(prefix):
+            tensor.zero_()
 
 
 SPOIL = {
@@ -226,9 +233,7 @@ SPOILED += [("finetune", *item) for item in SPOIL_FINETUNE.items()]
 def resumed(stage, cut, tmp_path, spoil):
     """Goes on in a copy of a run that was cut, its state spoiled."""
     out = shutil.copytree(cut[stage], tmp_path / "run")
-    assert yaml.safe_load((out / "config.yaml").read_text())["out"] != str(out), (
-        "where it lies is free to differ"
-    )
+    assert read(out / "config.yaml")["out"] != str(out), "where it lies is free to differ"
     saved = state(out)
     spoil(saved)
     torch.save(saved, state_file(out))
@@ -245,7 +250,7 @@ def test_resumed_state_is_enough(stage, cut, whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stage", "part", "spoil"), SPOILED, ids=[f"{s}-{part}" for s, part, _ in SPOILED]
+    "stage, part, spoil", SPOILED, ids=[f"{s}-{part}" for s, part, _ in SPOILED]
 )
 def test_state_is_needed(stage, part, spoil, cut, whole, tmp_path):
     """Each part of the state that weights depend on, altered: the run refuses, or the result
@@ -285,17 +290,32 @@ def test_metrics_are_mended(cut, whole, tmp_path):
     """Records past the checkpoint are written again."""
     out = shutil.copytree(cut["finetune"], tmp_path / "run")
     with open(out / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"epoch": 1, "stage": 2, "step": 14, "loss": 9.9}) + "\n")
+        file.write(
+            json.dumps(
+                {
+                    "epoch": 1,
+                    "stage": 2,
+                    "step": 14,
+                    "loss": 9.9,
+                }
+            )
+            + "\n"
+        )
     (out / "last" / ".state.pt.part-killed").write_bytes(b"half")
     (out / ".hub.part-killed").mkdir()  # of an export, which may be at work
-    assert inside("finetune", out) == 0
+    inside_ok("finetune", out)
     assert metrics(out) == metrics(whole["finetune"])
     assert not temporary(out)
     assert (out / ".hub.part-killed").is_dir()
 
 
 @pytest.mark.parametrize(
-    ("stage", "own_process"), [("pretrain", False), ("finetune", "read-only"), ("pretrain", True)]
+    "stage, own_process",
+    [
+        ("pretrain", False),
+        ("finetune", "read-only"),
+        ("pretrain", True),
+    ],
 )
 def test_finished_run_does_nothing(stage, own_process, whole, monkeypatch, capsys):
     out = whole[stage]
@@ -311,7 +331,7 @@ def test_finished_run_does_nothing(stage, own_process, whole, monkeypatch, capsy
         outside(stage, out)
         assert out.with_name(f"{out.name}.err").read_text().splitlines() == [line]
     else:
-        assert inside(stage, out) == 0
+        inside_ok(stage, out)
         assert lines(capsys) == [line]
     assert snapshot(out) == before
 
@@ -360,7 +380,15 @@ def test_another_config_lists_every_field(whole, cut, capsys):
         assert sorted(faults) == sorted(expected)
         assert last == f"out: '{run}' belongs to another config. Use a new --out"
         assert snapshot(run) == before
-    assert inside("finetune", whole["finetune"], data__subset=None, stages=[{"size": 16}]) == 2
+    assert (
+        inside(
+            "finetune",
+            whole["finetune"],
+            data__subset=None,
+            stages=[{"size": 16}],
+        )
+        == 2
+    )
     faults = "\n".join(lines(capsys))
     assert "data.subset" in faults
     assert "stages: the run in" in faults
@@ -368,12 +396,17 @@ def test_another_config_lists_every_field(whole, cut, capsys):
 
 def test_workers_device_and_cache_may_differ(cut, whole, tmp_path):
     out = shutil.copytree(cut["pretrain"], tmp_path / "run")
-    free = dict(data__workers=1, data__cache="off", train__save_minutes=5, resume="must")
-    assert (
-        inside(
-            "pretrain", out, **free, train__device=None if not torch.cuda.is_available() else "cpu"
-        )
-        == 0
+    free = dict(
+        data__workers=1,
+        data__cache="off",
+        train__save_minutes=5,
+        resume="must",
+    )
+    inside_ok(
+        "pretrain",
+        out,
+        **free,
+        train__device=None if not torch.cuda.is_available() else "cpu",
     )
     assert same(out, whole["pretrain"])
     assert metrics(out) == metrics(whole["pretrain"])
@@ -387,20 +420,22 @@ def test_paths_in_other_words_and_a_run_that_moved(tmp_path, monkeypatch, capsys
     )
     (root.parent / "exclude.txt").write_text("train/cat/4.png\n")
     monkeypatch.chdir(root.parent)
-    assert (
-        inside(
-            "pretrain",
-            "pre",
-            data__root="images",
-            data__subset=None,
-            train__batch_size=4,
-            train__epochs=1,
-        )
-        == 0
+    inside_ok(
+        "pretrain",
+        "pre",
+        data__root="images",
+        data__subset=None,
+        train__batch_size=4,
+        train__epochs=1,
     )
 
     def tune(out, root, labels, exclude, init):
-        few = dict(data__subset=None, train__batch_size=4, train__epochs=2, data__val_fraction=0.5)
+        few = dict(
+            data__subset=None,
+            train__batch_size=4,
+            train__epochs=2,
+            data__val_fraction=0.5,
+        )
         lists = dict(data__labels=labels, data__exclude=exclude, init=init)
         return inside("finetune", out, data__root=root, **lists, **few)
 
@@ -523,7 +558,7 @@ def test_full_disk(function, name, whole, tmp_path, monkeypatch, capsys):
     assert not (out / "result.json").exists()
     if function == "fsync":  # there is room again
         monkeypatch.undo()
-        assert inside("pretrain", out) == 0
+        inside_ok("pretrain", out)
         assert same(out, whole["pretrain"])
         assert metrics(out) == metrics(whole["pretrain"])
 
@@ -533,7 +568,7 @@ def test_files_that_results_do_without_cost_a_line(whole, tmp_path, capsys):
     names = ("curves.png", "confusion.png", "log.txt")
     for name in names:
         (out / name).mkdir(parents=True)  # no file can take its place
-    assert inside("finetune", out) == 0
+    inside_ok("finetune", out)
     assert (out / "result.json").exists()
     errors = capsys.readouterr().err
     assert all(f"{name} is not " in errors for name in names[:2])
@@ -588,14 +623,20 @@ def spoiled_forward(monkeypatch, stage, at, act):
 
 
 def finite(saved):
-    tensors = [
-        *saved["method"].values(),
-        *(t for v in saved["optimizer"]["state"].values() for t in v.values()),
-    ]
-    return all(bool(torch.isfinite(t).all()) for t in tensors)
+    """Whether the weights and the optimizer's state are."""
+    tensors = list(saved["method"].values())
+    for values in saved["optimizer"]["state"].values():
+        tensors += values.values()
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
-@pytest.mark.parametrize(("minutes", "position"), [(0, (1, 1, 1)), (60, (1, 0, 1))])
+@pytest.mark.parametrize(
+    "minutes, position",
+    [
+        (0, (1, 1, 1)),
+        (60, (1, 0, 1)),
+    ],
+)
 def test_loss_not_finite(minutes, position, tmp_path, monkeypatch, capsys):
     """With a checkpoint a step it stops at once, else at the epoch's end; the step named is the
     first bad one."""
@@ -608,17 +649,20 @@ def test_loss_not_finite(minutes, position, tmp_path, monkeypatch, capsys):
     )
     assert inside("pretrain", out, train__save_minutes=minutes) == 1
     errors = lines(capsys)
-    line = "the loss is not finite at step 7 (epoch 2, lr 0.00293). The last checkpoint is kept: lower --train.lr or"
+    line = (
+        "the loss is not finite at step 7 (epoch 2, lr 0.00293). The last checkpoint is "
+        "kept: lower --train.lr or"
+    )
     assert errors[-1].startswith(line)
     assert errors.count(errors[-1]) == 1
     assert errors[-1] in (out / "log.txt").read_text()
-    assert [record["epoch"] for record in metrics(out)] == [1]
+    assert column(metrics(out), "epoch") == [1]
     assert where(out) == position
     assert finite(state(out))
 
 
 @pytest.mark.parametrize(
-    ("error", "when"),
+    "error, when",
     [
         (RuntimeError(CPU_MEMORY), "choosing the precision"),
         (MemoryError(), "timing a step"),

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from helpers import inside, metrics, same, state, state_file
+from helpers import inside, inside_ok, metrics, same, state, state_file
 from test_resume import stop_at, where
 
 from idmm.methods.dino import DINO
@@ -16,14 +16,31 @@ IDMM_ONLY = dict.fromkeys(
 # 5 steps an epoch, the last of 16 images; two passes a step; stochastic depth draws in each
 PAIR = dict(IDMM_ONLY, views__crops=[{"count": 2, "scale": [0.3, 1.0]}], train__epochs=2)
 RUNS = {
-    "mocov2": {**PAIR, "method__queue": 33, "method__momentum": 0.9, "train__optimizer": "sgd", "train__lr": 0.05},
-    "mocov3": {**PAIR, "method__hidden_dim": 24, "method__dim": 12, "method__momentum": 0.9},
+    "mocov2": {
+        **PAIR,
+        "method__queue": 33,
+        "method__momentum": 0.9,
+        "train__optimizer": "sgd",
+        "train__lr": 0.05,
+    },
+    "mocov3": {
+        **PAIR,
+        "method__hidden_dim": 24,
+        "method__dim": 12,
+        "method__momentum": 0.9,
+    },
     "dino": {
-        **PAIR, "views__crops": None, "method__hidden_dim": 24, "method__dim": 12, "method__momentum": 0.9,
-        "train__clip_grad": 0.5, "train__clip_grad_mode": "tensor", "train__weight_decay": 0.04,
+        **PAIR,
+        "views__crops": None,
+        "method__hidden_dim": 24,
+        "method__dim": 12,
+        "method__momentum": 0.9,
+        "train__clip_grad": 0.5,
+        "train__clip_grad_mode": "tensor",
+        "train__weight_decay": 0.04,
         "train__weight_decay_end": 0.4,
     },
-}  # fmt: skip
+}
 STATES = {  # what a checkpoint must hold beside trained weights
     "mocov2": ["loss.memory_bank.bank", "teacher."],
     "mocov3": ["teacher.", "head.layers.1.running_mean"],
@@ -48,15 +65,12 @@ def uninterrupted(tmp_path_factory):
     def run(name):
         if name not in folders:
             folders[name] = folder / name
-            assert (
-                inside(
-                    "pretrain",
-                    folders[name],
-                    **RUNS[name],
-                    method__name=name,
-                    train__save_minutes=60,
-                )
-                == 0
+            inside_ok(
+                "pretrain",
+                folders[name],
+                **RUNS[name],
+                method__name=name,
+                train__save_minutes=60,
             )
         return folders[name]
 
@@ -73,10 +87,21 @@ def cut(tmp_path_factory):
     def run(name, to):
         if name not in folders:
             folders[name] = folder / name
-            for place in ((0, 3), (1, 2)):
+            for place in (
+                (0, 3),
+                (1, 2),
+            ):
                 with pytest.MonkeyPatch.context() as patch:
                     stop_at(patch, 1, *place)
-                    assert inside("pretrain", folders[name], **RUNS[name], method__name=name) == 130
+                    assert (
+                        inside(
+                            "pretrain",
+                            folders[name],
+                            **RUNS[name],
+                            method__name=name,
+                        )
+                        == 130
+                    )
                 assert where(folders[name]) == (1, *place)
         return shutil.copytree(folders[name], to)
 
@@ -95,14 +120,14 @@ def assert_alike(out, whole):
 @pytest.mark.parametrize("name", RUNS)
 def test_interrupted_twice_in_mid_epoch(name, uninterrupted, cut, tmp_path):
     out = cut(name, tmp_path / "run")
-    assert inside("pretrain", out, **RUNS[name], method__name=name) == 0
+    inside_ok("pretrain", out, **RUNS[name], method__name=name)
     assert_alike(out, uninterrupted(name))
 
 
 SPOILED = [(name, part) for name, parts in STATES.items() for part in parts]
 
 
-@pytest.mark.parametrize(("name", "part"), SPOILED)
+@pytest.mark.parametrize("name, part", SPOILED)
 def test_each_part_is_in_the_state_and_needed(name, part, uninterrupted, cut, tmp_path):
     out = cut(name, tmp_path / "run")
     saved = state(out)
@@ -135,6 +160,6 @@ def test_the_loop_tells_epochs_and_steps(tmp_path, monkeypatch):
     original = DINO.before_step
     monkeypatch.setattr(DINO, "before_step", before_step)
     monkeypatch.setattr(DINO, "after_step", lambda method, step: after.append(step))
-    assert inside("pretrain", tmp_path / "run", **RUNS["dino"], method__name="dino") == 0
+    inside_ok("pretrain", tmp_path / "run", **RUNS["dino"], method__name="dino")
     assert after == list(range(10))
     assert before == [(epoch, False) for epoch in (0, 1) for _ in range(5)]

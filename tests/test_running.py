@@ -29,7 +29,11 @@ from idmm.errors import Interrupted
 from idmm.training import log, loop, precision
 
 SHORT = {"data__subset": {"total": 40}, "train__save_minutes": 60}
-ONE = {**SHORT, "stages": [{"size": 16}], "data__subset": {"per_class": 4}}
+ONE = {
+    **SHORT,
+    "stages": [{"size": 16}],
+    "data__subset": {"per_class": 4},
+}
 
 
 def log_of(out):
@@ -41,11 +45,11 @@ def runs(tmp_path_factory):
     """A tiny run, and the same interrupted in the second epoch and taken up."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        assert inside("finetune", folder / "whole", **ONE) == 0
+        inside_ok("finetune", folder / "whole", **ONE)
         stop_at(patch, 1, 1, 1)
         assert inside("finetune", folder / "cut", **{**ONE, "train__save_minutes": 0}) == 130
         patch.undo()
-        assert inside("finetune", folder / "cut", **ONE) == 0
+        inside_ok("finetune", folder / "cut", **ONE)
     return folder
 
 
@@ -85,7 +89,12 @@ def refusals(tmp_path):
         ("pretrain", {**root, "data__root": str(bad)}, "broken.png"),
         (
             "pretrain",
-            {**root, "data__root": str(flat), **LINEAR, "method__name": "supcon"},
+            {
+                **root,
+                "data__root": str(flat),
+                **LINEAR,
+                "method__name": "supcon",
+            },
             "CLASS",
         ),
     ]
@@ -123,7 +132,8 @@ def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys)
     assert inside("pretrain", tmp_path / "run", **SHORT) == Interrupted.exit_code
     assert (
         lines(capsys)[-1]
-        == f"{tmp_path / 'run'}: interrupted. There is no checkpoint yet. Repeat the command to continue"
+        == f"{tmp_path / 'run'}: interrupted. There is no checkpoint yet. Repeat the command "
+        "to continue"
     )
     assert not state_file(tmp_path / "run").exists()
 
@@ -131,7 +141,7 @@ def test_interrupted_before_there_is_a_checkpoint(tmp_path, monkeypatch, capsys)
 def test_the_log_has_the_steps_and_the_expected_end(tmp_path, monkeypatch, capsys):
     """After the first steps; an image is a third of a training image's time in evaluation."""
     monkeypatch.setattr("idmm.progress.LOG_SECONDS", 0.0)
-    assert inside("pretrain", tmp_path / "run", **SHORT, train__epochs=5) == 0
+    inside_ok("pretrain", tmp_path / "run", **SHORT, train__epochs=5)
     line = r"pretrain: 10 steps of about \S+ s each. Training ends at about \d\d:\d\d, in \d+ s"
     assert re.search(line, log_of(tmp_path / "run"))
     bar = r"pretrain: +50% 5/10 \[.*, loss [\d.]+, lr [\de.-]+\]"
@@ -193,7 +203,7 @@ def test_the_faster_precision_is_taken_once_in_a_runs_life(tmp_path, monkeypatch
     assert steps == ["fp32", "bf16"] * 2
     assert state(tmp_path / "a")["precision"] == "bf16"
     monkeypatch.setattr(precision, "_timed_step", lambda *_: pytest.fail("timed again"))
-    assert inside("pretrain", tmp_path / "a", **AUTO) == 0
+    inside_ok("pretrain", tmp_path / "a", **AUTO)
     assert "train.precision auto: bf16 (" in logged(tmp_path / "a")
     assert state(tmp_path / "a")["precision"] == "bf16"
 
@@ -214,10 +224,10 @@ def test_a_compiled_run_is_the_plain_one(requested, tmp_path, monkeypatch):
         "data__subset": {"total": 200},
         "train__monitor_every": 0,
     }
-    assert inside("pretrain", tmp_path / "a", **config, train__compile=requested) == 0
+    inside_ok("pretrain", tmp_path / "a", **config, train__compile=requested)
     torch._dynamo.reset()
     assert counter.frame_count >= 2
-    assert inside("pretrain", tmp_path / "b", **config, train__compile=False) == 0
+    inside_ok("pretrain", tmp_path / "b", **config, train__compile=False)
     for name, value in state(tmp_path / "b")["method"].items():
         torch.testing.assert_close(
             state(tmp_path / "a")["method"][name], value, rtol=1e-3, atol=1e-4
@@ -225,7 +235,7 @@ def test_a_compiled_run_is_the_plain_one(requested, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("stage", "part", "batch"),
+    "stage, part, batch",
     [
         (
             "pretrain",
@@ -245,7 +255,11 @@ def test_out_of_memory_before_training(stage, part, batch, tmp_path, monkeypatch
 
     monkeypatch.setattr(f"idmm.{part}", run_out)
     more = (
-        {"model__name": None, "model__kwargs": None, "init": str(a_run(tmp_path))}
+        {
+            "model__name": None,
+            "model__kwargs": None,
+            "init": str(a_run(tmp_path)),
+        }
         if stage == "finetune"
         else {}
     )
@@ -289,7 +303,7 @@ def last(tensor):
 @pytest.fixture(scope="module")
 def convnet(tmp_path_factory):
     out = tmp_path_factory.mktemp("whole") / "run"
-    assert inside("pretrain", out, **NET) == 0
+    inside_ok("pretrain", out, **NET)
     return out
 
 
@@ -306,6 +320,6 @@ def test_a_stopped_run_goes_on_in_the_format_that_it_began_with(convnet, tmp_pat
     with monkeypatch.context() as patch:
         stop_at(patch, 1, 0, 1)
         assert inside("pretrain", out, **NET) == 130
-    assert inside("pretrain", out, **NET) == 0
+    inside_ok("pretrain", out, **NET)
     assert state(out)["channels_last"]
     assert same(out, convnet)

@@ -2,8 +2,8 @@
 
 import math
 
-import pytest
 import torch
+from pytest import approx
 
 from idmm.config import Train
 from idmm.runs.resolve import family_rates
@@ -24,18 +24,18 @@ def rates(steps, warmup, lr=0.1):
 
 def test_end_points():
     values = rates(100, 10)
-    assert values[0] == pytest.approx(1e-6)
-    assert values[10] == pytest.approx(0.1) == max(values)
-    assert values[55] == pytest.approx(0.05)  # half of the cosine
-    assert values[99] == pytest.approx(0.05 * (1 + math.cos(math.pi * 89 / 90)))
+    assert values[0] == approx(1e-6)
+    assert values[10] == approx(0.1) == max(values)
+    assert values[55] == approx(0.05)  # half of the cosine
+    assert values[99] == approx(0.05 * (1 + math.cos(math.pi * 89 / 90)))
     assert values[100] == 0
 
 
 def test_warmup_is_linear_and_none_starts_at_the_peak():
     values = rates(100, 10)
     steps = [b - a for a, b in zip(values[:10], values[1:11], strict=True)]
-    assert max(steps) == pytest.approx(min(steps))
-    assert rates(50, 0)[0] == pytest.approx(0.1)
+    assert max(steps) == approx(min(steps))
+    assert rates(50, 0)[0] == approx(0.1)
     assert rates(10, 5, lr=1e-7)[0] < 1e-7, "a tiny peak is still warmed up to"
 
 
@@ -57,19 +57,23 @@ def test_weight_decay_follows_a_cosine_where_there_is_any():
     """DINO: 0.4 + (0.04 - 0.4) (1 + cos(pi t / T)) / 2."""
     values = decays(20, 0.4)
     for step, (weight, bias) in enumerate(values):
-        assert weight == pytest.approx(0.4 - 0.36 * (1 + math.cos(math.pi * step / 20)) / 2)
+        assert weight == approx(0.4 - 0.36 * (1 + math.cos(math.pi * step / 20)) / 2)
         assert bias == 0
-    assert values[0][0] == pytest.approx(0.04)
-    assert values[20][0] == pytest.approx(0.4)
+    assert values[0][0] == approx(0.04)
+    assert values[20][0] == approx(0.4)
     assert decays(5, None) == [(0.04, 0.0)] * 6
     assert decays(4, 0.0)[4] == (0.0, 0.0)
-    assert decays(4, 0.0)[2][0] == pytest.approx(0.02), "it may fall"
+    assert decays(4, 0.0)[2][0] == approx(0.02), "it may fall"
 
 
 def test_each_tensor_is_clipped_on_its_own():
     """DINO's: g <- g min(1, limit / (|g| + 1e-6)); the norm of all three together would scale
     each."""
-    gradients = [torch.tensor([3.0, 4.0]), torch.tensor([[0.3, 0.4]]), torch.tensor([60.0])]
+    gradients = [
+        torch.tensor([3.0, 4.0]),
+        torch.tensor([[0.3, 0.4]]),
+        torch.tensor([60.0]),
+    ]
     tensors = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients] + [
         torch.nn.Parameter(torch.zeros(1))
     ]

@@ -26,7 +26,13 @@ def site(tmp_path_factory):
         "docs",
         f"{out}/html",
     ]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return out / "html"
 

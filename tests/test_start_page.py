@@ -28,7 +28,11 @@ def test_commands(tmp_path, monkeypatch, capsys):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
-    shell = {**ENVIRONMENT, "PATH": path, "PYTHONPATH": str(ROOT)}
+    shell = {
+        **ENVIRONMENT,
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+    }
     programs = []
     printed = []
     for line in commands():
@@ -39,7 +43,12 @@ def test_commands(tmp_path, monkeypatch, capsys):
                 capsys.readouterr().err,
             )
         elif not line.startswith("pip "):
-            done = subprocess.run(["bash", "-ec", line], env=shell, capture_output=True, text=True)
+            done = subprocess.run(
+                ["bash", "-ec", line],
+                env=shell,
+                capture_output=True,
+                text=True,
+            )
             assert done.returncode == 0, done.stderr
             printed.append(done.stdout)
     assert [argv[0] for argv in programs] == [

@@ -1,6 +1,7 @@
 """Structured fresh weights (model.start): attention, positions and patch embedding by loops, and
 runs."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
-from helpers import inside, logged, same
+from helpers import column, inside, inside_ok, logged, same
 from test_resume import stop_at
+from torch.testing import assert_close
 
 from idmm.models import create_backbone
 from idmm.models.vit_init import init_vit
@@ -48,7 +50,12 @@ def test_heads_look_at_like_patches_and_take_off_what_they_find(heads):
             np.testing.assert_allclose((query[rows].T @ key[rows]).numpy(), expected, atol=1e-5)
         z = torch.randn(width, width, generator=draw) / math.sqrt(width)
         product = block.attn.proj.weight.detach() @ value
-        torch.testing.assert_close(product, 0.4 * z - 0.4 * torch.eye(width), atol=1e-5, rtol=0)
+        assert_close(
+            product,
+            0.4 * z - 0.4 * torch.eye(width),
+            atol=1e-5,
+            rtol=0,
+        )
 
 
 @pytest.mark.parametrize("token", [True, False])
@@ -58,31 +65,47 @@ def test_positions_are_sines_and_cosines_of_row_and_column(token):
     before = model.pos_embed.detach().clone()
     init_vit(model, [{"images": torch.randn(4, 3, 16, 24)}], seed=0)
     positions = model.pos_embed.detach()[0, token:]
-    for number, (row, column) in enumerate((r, c) for r in range(2) for c in range(3)):
-        waves = [10000 ** (-k / 4) for k in range(4)]
-        values = [
-            f(at * wave) for f in (math.sin, math.cos) for at in (row, column) for wave in waves
-        ]
-        torch.testing.assert_close(positions[number], torch.tensor(values), atol=1e-5, rtol=0)
+    waves = [10000 ** (-k / 4) for k in range(4)]
+    for number, place in enumerate(itertools.product(range(2), range(3))):
+        values = []
+        for function, at in itertools.product((math.sin, math.cos), place):
+            values += [function(at * wave) for wave in waves]
+        assert_close(positions[number], torch.tensor(values), atol=1e-5, rtol=0)
     assert torch.equal(model.pos_embed[:, :token], before[:, :token]), "the class token's stays"
 
 
-@pytest.mark.parametrize(("channels", "patch", "side"), [(3, 8, 16), (1, 2, 8)])
+@pytest.mark.parametrize(
+    "channels, patch, side",
+    [
+        (3, 8, 16),
+        (1, 2, 8),
+    ],
+)
 def test_the_patch_embedding_whitens(channels, patch, side):
     """Outputs have mean 0, no correlation, and a mean variance of 1; of small patches there are
     fewer than outputs."""
-    kwargs = {**tiny.VIT, "patch_size": patch, "in_chans": channels, "embed_dim": 16}
+    kwargs = {
+        **tiny.VIT,
+        "patch_size": patch,
+        "in_chans": channels,
+        "embed_dim": 16,
+    }
     with seeded(0):
         model = create_backbone("vit_tiny_patch16_224", side, **kwargs)
     layer = model.patch_embed.proj
     before = model.patch_embed.proj.weight.detach().clone()
     parts = batches(channels=channels, side=side)
     init_vit(model, parts, seed=0)
-    images = torch.cat([batch["images"] for batch in parts])
+    images = torch.cat(column(parts, "images"))
     patches = F.unfold(images, patch, stride=patch // 2).transpose(1, 2).flatten(0, 1)
     count = min(16, patches.shape[1])
     outputs = (patches @ layer.weight[:count].flatten(1).T + layer.bias[:count]).detach().double()
-    torch.testing.assert_close(outputs.mean(0), torch.zeros(count).double(), atol=1e-3, rtol=0)
+    assert_close(
+        outputs.mean(0),
+        torch.zeros(count).double(),
+        atol=1e-3,
+        rtol=0,
+    )
     covariance = outputs.T @ outputs / len(outputs)
     off = covariance - covariance.diag().diag()
     assert float(off.abs().max()) < 1e-2
@@ -93,12 +116,12 @@ def test_the_patch_embedding_whitens(channels, patch, side):
 def test_runs(tmp_path, monkeypatch):
     """They end otherwise than without, and a stopped one as one that was not."""
     whole, cut, plain = (tmp_path / name for name in ("whole", "cut", "plain"))
-    assert inside("pretrain", whole, **STRUCTURED) == 0
-    assert inside("pretrain", plain, **{**STRUCTURED, "model__start": "timm"}) == 0
+    inside_ok("pretrain", whole, **STRUCTURED)
+    inside_ok("pretrain", plain, **{**STRUCTURED, "model__start": "timm"})
     with monkeypatch.context() as patch:
         stop_at(patch, 1, 0, 2)
         assert inside("pretrain", cut, **STRUCTURED) == 130
-    assert inside("pretrain", cut, **STRUCTURED) == 0
+    inside_ok("pretrain", cut, **STRUCTURED)
     assert same(whole, cut)
     assert not same(whole, plain)
     assert (
@@ -113,13 +136,30 @@ def test_weights_to_start_from_and_other_models_stay_as_they_are(tmp_path, capsy
     few = dict(
         stages=[{"size": 16, "epochs": 1}], train__lr=1e-12, train__weight_decay=0, train__ema=None
     )
-    assert inside("pretrain", tmp_path / "a", train__epochs=1) == 0
-    start = dict(**few, model__name=None, model__kwargs=None, init=str(tmp_path / "a"))
-    assert inside("finetune", tmp_path / "b", **start, model__start="structured") == 0
-    assert inside("finetune", tmp_path / "c", **start) == 0
+    inside_ok("pretrain", tmp_path / "a", train__epochs=1)
+    start = dict(
+        **few,
+        model__name=None,
+        model__kwargs=None,
+        init=str(tmp_path / "a"),
+    )
+    inside_ok("finetune", tmp_path / "b", **start, model__start="structured")
+    inside_ok("finetune", tmp_path / "c", **start)
     assert same(tmp_path / "b", tmp_path / "c")
     net = dict(model__name="resnet10t", model__kwargs={"channels": [8, 8, 8, 16]})
-    assert inside("finetune", tmp_path / "d", **few, **net, model__start="structured") == 2
-    line = "model.start: structured, but resnet10t is not one of timm's vision transformers with learned positions"
+    assert (
+        inside(
+            "finetune",
+            tmp_path / "d",
+            **few,
+            **net,
+            model__start="structured",
+        )
+        == 2
+    )
+    line = (
+        "model.start: structured, but resnet10t is not one of timm's vision transformers "
+        "with learned positions"
+    )
     assert line in capsys.readouterr().err
     assert not (tmp_path / "d").exists()

@@ -10,7 +10,13 @@ from idmm.models import create_backbone, read_checkpoint
 
 class TestT2T(Contract):
     name = "t2t_vit_7"
-    kwargs = {"embed_dim": 32, "depth": 2, "num_heads": 2, "token_dim": 16, "token_drop_rate": 0.0}
+    kwargs = {
+        "embed_dim": 32,
+        "depth": 2,
+        "num_heads": 2,
+        "token_dim": 16,
+        "token_drop_rate": 0.0,
+    }
     dim = 32
     resized = ["pos_embed"]
     layers = ["cls_token", "blocks.0.", "blocks.1.", "head."]
@@ -70,7 +76,11 @@ def test_the_releases_table_is_loaded(tmp_path):
 
 class TestCvt(Contract):
     name = "cvt_13"
-    kwargs = {"embed_dims": [8, 16, 24], "depths": [1, 1, 2], "num_heads": [1, 2, 3]}
+    kwargs = {
+        "embed_dims": [8, 16, 24],
+        "depths": [1, 1, 2],
+        "num_heads": [1, 2, 3],
+    }
     dim = 24
     layers = [
         "stages.0.patch_embed.",
@@ -98,4 +108,8 @@ def tiny_cvt(size=64, **kwargs):
 def test_only_the_last_stage_drops_paths():
     model = tiny_cvt(drop_path=0.2, depths=[1, 2, 2])
     rates = [[block.drop_path1.drop_prob for block in stage.blocks] for stage in model.stages]
-    assert rates == [[0], [0, 0], [0, pytest.approx(0.2)]]
+    assert rates == [
+        [0],
+        [0, 0],
+        [0, pytest.approx(0.2)],
+    ]

@@ -2,14 +2,18 @@
 gradients."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 from idmm.losses import instance_discrimination_loss
 from idmm.losses.contrastive import info_nce
 
+close = partial(assert_close, rtol=1e-12, atol=1e-12)
+close_gradient = partial(assert_close, rtol=1e-10, atol=1e-12)
 N = 6  # images
 WIDTH = 5
 
@@ -42,7 +46,7 @@ def test_rows_equal_to_features_give_a_contrastive_loss(generator):
     for i in range(N):
         negatives = [z[j] for j in range(N) if j != i]
         expected = alignment_and_uniformity(z[i], z[i], negatives)
-        torch.testing.assert_close(loss_of_image(z[i], z, i), expected, rtol=1e-12, atol=1e-12)
+        close(loss_of_image(z[i], z, i), expected)
 
 
 def test_rows_equal_to_the_first_view_give_two_views(generator):
@@ -55,7 +59,7 @@ def test_rows_equal_to_the_first_view_give_two_views(generator):
         eq6 = alignment_and_uniformity(second[i], first[i], negatives)
         eq7 = alignment_and_uniformity(first[i], first[i], negatives)
         both = loss_of_image(second[i], first, i) + loss_of_image(first[i], first, i)
-        torch.testing.assert_close(both, eq6 + eq7, rtol=1e-12, atol=1e-12)
+        close(both, eq6 + eq7)
 
 
 def test_rows_equal_to_keys_give_the_loss_of_moco_v3(generator):
@@ -64,7 +68,7 @@ def test_rows_equal_to_keys_give_the_loss_of_moco_v3(generator):
     temperature = 0.2
     ours = instance_discrimination_loss(query / temperature, key, torch.arange(N), smoothing=0.0)
     expected = info_nce(query, key, temperature)
-    torch.testing.assert_close(2 * temperature * ours, expected, rtol=1e-12, atol=1e-12)
+    close(2 * temperature * ours, expected)
 
 
 def test_shared_rows_give_deep_clustering_with_a_prior(generator):
@@ -79,7 +83,7 @@ def test_shared_rows_give_deep_clustering_with_a_prior(generator):
         norm = torch.log(sum(torch.exp(logit) for logit in logits))
         deep_clustering = norm - logits[cluster]
         expected = deep_clustering + math.log(sizes[cluster])
-        torch.testing.assert_close(loss_of_image(z[i], w, i), expected, rtol=1e-12, atol=1e-12)
+        close(loss_of_image(z[i], w, i), expected)
 
 
 def test_equal_clusters_give_deep_clustering_plus_a_constant(generator):
@@ -89,7 +93,7 @@ def test_equal_clusters_give_deep_clustering_plus_a_constant(generator):
     clusters = torch.tensor([0, 0, 1, 1, 2, 2])
     deep_clustering = F.cross_entropy(z @ centres.T, clusters)
     ours = instance_discrimination_loss(z, centres[clusters], torch.arange(N), smoothing=0.0)
-    torch.testing.assert_close(ours, deep_clustering + math.log(2), rtol=1e-12, atol=1e-12)
+    close(ours, deep_clustering + math.log(2))
 
 
 def test_gradients_of_feature_and_rows(generator):
@@ -100,9 +104,9 @@ def test_gradients_of_feature_and_rows(generator):
     dz, dw = torch.autograd.grad(loss_of_image(z, w, i), (z, w))
     p = torch.softmax(w @ z, dim=0).detach()  # [N]
     expected = -w[i] + sum(p[j] * w[j] for j in range(N))
-    torch.testing.assert_close(dz, expected, rtol=1e-10, atol=1e-12)
+    close_gradient(dz, expected)
     for k in range(N):
-        torch.testing.assert_close(dw[k], (p[k] - float(k == i)) * z, rtol=1e-10, atol=1e-12)
+        close_gradient(dw[k], (p[k] - float(k == i)) * z)
 
 
 def test_label_smoothing_is_two_cross_entropies(generator):
@@ -116,7 +120,7 @@ def test_label_smoothing_is_two_cross_entropies(generator):
         -(1 - smoothing) * (w[i] @ z) - smoothing / (N - 1) * others + torch.logsumexp(w @ z, 0)
     )
     ours = loss_of_image(z, w, i, smoothing)
-    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+    close(ours, expected)
 
 
 def test_cutmix_moves_two_rows_much_and_all_rows_a_little(generator):
@@ -138,7 +142,7 @@ def test_cutmix_moves_two_rows_much_and_all_rows_a_little(generator):
     targets[partner] = (1 - lam) * (1 - smoothing) + lam * share
     assert math.isclose(sum(targets.values()), 1)
     for k in range(N):
-        torch.testing.assert_close(dw[k], (p[k] - targets[k]) * z[0], rtol=1e-10, atol=1e-12)
+        close_gradient(dw[k], (p[k] - targets[k]) * z[0])
 
 
 def test_targets_of_the_papers_example():

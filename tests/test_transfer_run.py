@@ -9,7 +9,7 @@ import shutil
 import pytest
 from folders import paint, tree
 from frozen import a_run
-from helpers import VIT, call, metrics, same
+from helpers import VIT, call, call_ok, column, inside_ok, metrics, read, same
 from transfers import GRID, JOBS, Made, begun, cells, inside, results, runs, stamps
 
 import idmm
@@ -33,41 +33,52 @@ def fail(error):
 
 
 def test_a_grid(whole_grid):
-    rows = list(csv.DictReader(io.StringIO((whole_grid / "grid.csv").read_text())))
-    assert list(
-        rows[0]
-    ) == "source,method,backbone,target,pretrain_seed,seed,top1,top5,seconds,status".split(",")
-    by_cell = {(row["source"], row["method"], row["target"]): row for row in rows}
-    starts = [("scratch", "none"), ("digits", "idmm"), ("few", "idmm")]
-    assert set(by_cell) == {(*start, target) for start in starts for target in ("digits", "other")}
-    assert len(rows) == 6
-    assert {row["status"] for row in rows} == {"ok"}
-    assert {row["backbone"] for row in rows} == {"tiny"}
-    for row in rows:
+    text = (whole_grid / "grid.csv").read_text()
+    columns = "source,method,backbone,target,pretrain_seed,seed,top1,top5,seconds,status"
+    assert text.startswith(f"{columns}\n")
+    rows = {}
+    for row in csv.DictReader(io.StringIO(text)):
+        rows[row["source"], row["method"], row["target"]] = row
+        assert row["status"] == "ok"
+        assert row["backbone"] == "tiny"
         assert row["seed"] == "3"
         assert (row["pretrain_seed"] == "3") == (row["source"] != "scratch")
+    expected = set()
+    for start in (("scratch", "none"), ("digits", "idmm"), ("few", "idmm")):
+        expected |= {(*start, "digits"), (*start, "other")}
+    assert {*rows} == expected
+    assert text.count("\n") == 1 + 6
     for cell in results(whole_grid)["cells"]:
-        result = json.loads((whole_grid / cell["folder"] / "result.json").read_text())
-        assert (cell["top1"], cell["top5"], cell["seconds"]) == tuple(
-            result[n] for n in ("top1", "top5", "seconds")
-        )
-        assert float(
-            by_cell[cell["source"], cell["method"], cell["target"]]["top1"]
-        ) == pytest.approx(cell["top1"])
+        result = read(whole_grid / cell["folder"] / "result.json")
+        for name in ("top1", "top5", "seconds"):
+            assert cell[name] == result[name]
+        row = rows[cell["source"], cell["method"], cell["target"]]
+        assert float(row["top1"]) == pytest.approx(cell["top1"])
         assert cell["source_size"] == {"digits": 80, "few": 60}.get(cell["source"])
         assert result["train_size"] == {"digits": 40, "other": 20}[cell["target"]]
     assert len(runs(whole_grid)) == JOBS == begun(whole_grid)
     printed = whole_grid.with_name("said").read_text()
     assert "grid: 6 of 6 cells" in printed
     assert "6 of 6 cells done" in printed
-    assert printed.count(", top-5 ") == 6, "each line is said once"
+    assert printed.count(", top-5 ") == 6, "each line is printed once"
 
 
 def test_a_cell_is_what_the_two_stages_give_by_hand(whole_grid, tmp_path):
-    pretrained = {**GRID["pretrain"], "seed": 3, "method": {"name": "idmm"}}
+    pretrained = {
+        **GRID["pretrain"],
+        "seed": 3,
+        "method": {"name": "idmm"},
+    }
     model = {"name": "vit_tiny_patch16_224", "kwargs": VIT}
     data = {"workers": 0, "subset": {"total": 60}}
-    idmm.pretrain({**pretrained, "model": model, "data": data, "out": str(tmp_path / "a")})
+    idmm.pretrain(
+        {
+            **pretrained,
+            "model": model,
+            "data": data,
+            "out": str(tmp_path / "a"),
+        }
+    )
     tuned = {
         **GRID["finetune"],
         "seed": 3,
@@ -93,7 +104,7 @@ def test_from_python(tmp_path, monkeypatch, capsys):
     measured |= {"params": 3_600_000, "backbone_params": 3_410_000}
     jobs = Made(monkeypatch, **measured)
     results_of_call = idmm.transfer({**GRID, "out": str(tmp_path / "out")})
-    assert {cell["status"] for cell in results_of_call["cells"]} == {"ok"}
+    assert {*column(results_of_call["cells"], "status")} == {"ok"}
     assert len(jobs.asked) == JOBS
     for cell in results_of_call["cells"]:
         assert {name: cell[name] for name in measured} == measured
@@ -114,19 +125,19 @@ def test_from_python(tmp_path, monkeypatch, capsys):
 def test_the_second_call_does_nothing_whatever_the_labels(copied, monkeypatch, capsys):
     before = stamps(copied)
     jobs = Made(monkeypatch)
-    assert inside(copied) == 0
+    inside_ok(copied)
     assert not jobs.asked
     assert stamps(copied) == before
     assert len(before) == 2 * JOBS
     assert "6 of 6 cells done" in capsys.readouterr().out
-    assert inside(copied, sources=[{**GRID["sources"][1], "label": "sixty"}, "digits"]) == 0
+    inside_ok(copied, sources=[{**GRID["sources"][1], "label": "sixty"}, "digits"])
     assert not jobs.asked
     assert cells(copied)["sixty", "digits", 3][0] == "ok"
-    assert inside(copied, targets=[{**GRID["targets"][1], "label": "2 a class"}, "digits"]) == 0
+    inside_ok(copied, targets=[{**GRID["targets"][1], "label": "2 a class"}, "digits"])
     assert not jobs.asked
     (path,) = copied.glob("runs/finetune/few-*-to-other-*/result.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"test_size": 7}))
-    assert inside(copied) == 0
+    path.write_text(json.dumps(read(path) | {"test_size": 7}))
+    inside_ok(copied)
     assert "target 'other': its images changed between runs (7, " in capsys.readouterr().err
 
 
@@ -143,7 +154,7 @@ def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch
     assert len(jobs.asked) == JOBS - 2, "what needs the failed one is not tried"
     failed = {(c["source"], c["target"]): c for c in results(out)["cells"] if c["status"] != "ok"}
     assert set(failed) == {("few", "digits"), ("few", "other"), ("scratch", "other")}
-    assert {cell["status"] for cell in failed.values()} == {"failed"}
+    assert {*column(failed.values(), "status")} == {"failed"}
     errors = {cell_key: cell["error"] for cell_key, cell in failed.items()}
     assert errors["few", "other"] == "the loss is nan"
     assert errors["scratch", "other"] == "KeyError: 'odd'"
@@ -159,12 +170,12 @@ def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch
         "a job is named when it begins"
     )
     assert status(out, capsys)[0] == "grid: 3 of 6 cells, 3 failed"
-    assert inside(out, "--plan") == 0
+    inside_ok(out, "--plan")
     output = capsys.readouterr().out
     assert "few-idmm-tiny-s3  2 epochs, batches of 32, adamw, failed before\n" in output
     assert "4 jobs for 3 cells, 3 cells are done\n" in output
     jobs.asked.clear(), jobs.instead.clear()
-    assert inside(out) == 0
+    inside_ok(out)
     assert sorted(jobs.asked) == sorted(
         [*titles, *(f"few-idmm-s3-tiny-to-{t}-s3" for t in ("digits", "other"))]
     )
@@ -173,8 +184,20 @@ def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch
 
 
 def test_a_real_job_that_fails(copied, capsys):
-    hot = {"name": "idmm", "label": "hot", "pretrain": {"train": {"lr": 1e30, "warmup_epochs": 0}}}
-    assert inside(copied, methods=["idmm", hot], sources=["digits"], targets=["digits"]) == 1
+    hot = {
+        "name": "idmm",
+        "label": "hot",
+        "pretrain": {"train": {"lr": 1e30, "warmup_epochs": 0}},
+    }
+    assert (
+        inside(
+            copied,
+            methods=["idmm", hot],
+            sources=["digits"],
+            targets=["digits"],
+        )
+        == 1
+    )
     cell = next(c for c in results(copied)["cells"] if c["method"] == "hot")
     assert cell["status"] == "failed"
     assert "not finite" in cell["error"]
@@ -192,7 +215,7 @@ def test_a_real_job_that_fails(copied, capsys):
 
 def test_plan_prints_and_runs_nothing(copied, tmp_path, monkeypatch, capsys):
     jobs = Made(monkeypatch)
-    assert inside(tmp_path / "new", "--plan") == 0
+    inside_ok(tmp_path / "new", "--plan")
     assert not jobs.asked
     assert not (tmp_path / "new").exists()
     *lines, last = capsys.readouterr().out.splitlines()
@@ -202,9 +225,16 @@ def test_plan_prints_and_runs_nothing(copied, tmp_path, monkeypatch, capsys):
     assert len(after) == 4
     assert {line.split()[0] for line in lines} == {"pretrain", "finetune"}
     assert sum("after few-idmm-tiny-s3" in line for line in after) == 2
-    more = [*GRID["targets"], {"name": "digits", "label": "third", "subset": {"per_class": 3}}]
+    more = [
+        *GRID["targets"],
+        {
+            "name": "digits",
+            "label": "third",
+            "subset": {"per_class": 3},
+        },
+    ]
     before = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
-    assert inside(copied, "--plan", targets=more) == 0
+    inside_ok(copied, "--plan", targets=more)
     out = capsys.readouterr().out
     assert out.count("-to-third-") == 3 == len(out.splitlines()) - 1
     assert "3 jobs for 3 cells, 6 cells are done" in out
@@ -223,18 +253,48 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
         paint(unlabelled / f"train/{n}.png", n)
     out.mkdir()
     (out / "thesis.txt").touch()
-    wrong = a_run(tmp_path / "wrong", kwargs={**VIT, "depth": 1, "num_classes": 0, "img_size": 16})
+    wrong = a_run(
+        tmp_path / "wrong",
+        kwargs={
+            **VIT,
+            "depth": 1,
+            "num_classes": 0,
+            "img_size": 16,
+        },
+    )
     faulty = {
         "sources": [
-            {"name": "folder", "label": "flat", "root": str(unlabelled)},
+            {
+                "name": "folder",
+                "label": "flat",
+                "root": str(unlabelled),
+            },
             {"name": "folder", "label": "gone", "root": "/none"},
-            {"name": "folder", "label": "fine", "root": str(labelled), "subset": {"total": 4}},
+            {
+                "name": "folder",
+                "label": "fine",
+                "root": str(labelled),
+                "subset": {"total": 4},
+            },
             "digitz",
         ],
-        "targets": ["digits", {"name": "digits", "label": "big", "subset": {"per_class": 9999}}],
+        "targets": [
+            "digits",
+            {
+                "name": "digits",
+                "label": "big",
+                "subset": {"per_class": 9999},
+            },
+        ],
         "methods": ["supcon", "imdd"],
         "backbones": [*GRID["backbones"], {"name": "resnet18", "kwargs": {"depth": 3}}, "resnet19"],
-        "weights": [{"label": "IN", "path": str(wrong), "backbone": "tiny"}],
+        "weights": [
+            {
+                "label": "IN",
+                "path": str(wrong),
+                "backbone": "tiny",
+            }
+        ],
     }
     assert inside(out, "--finetune.train.device", "mps", **faulty) == 2
     output = capsys.readouterr()
@@ -260,14 +320,23 @@ def test_faults_are_found_before_the_first_job_all_together(tmp_path, monkeypatc
     assert "Traceback" not in output.err
     for line in lines:
         assert "'fine'" not in line.partition(":")[0]
-    small = {"name": "digits", "label": "small", "subset": {"total": 1}}
+    small = {
+        "name": "digits",
+        "label": "small",
+        "subset": {"total": 1},
+    }
     tuning = {
         **GRID["finetune"],
         "drloc": {"weight": 0.5},
         "train": {**GRID["finetune"]["train"], "size": 8},
     }
     assert (
-        inside(tmp_path / "other", methods=["simclr", "imdd"], sources=[small], finetune=tuning)
+        inside(
+            tmp_path / "other",
+            methods=["simclr", "imdd"],
+            sources=[small],
+            finetune=tuning,
+        )
         == 2
     )
     output = capsys.readouterr().err
@@ -284,7 +353,8 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
     a_run = tmp_path / "run"
     file = tmp_path / "file"
     out = tmp_path / "out"
-    (a_run / "last").mkdir(parents=True), file.touch()
+    (a_run / "last").mkdir(parents=True)
+    file.touch()
     for folder, line in (
         (a_run, f"out: '{a_run}' exists and is not empty. Name a new folder"),
         (file, f"out: cannot write '{file}', because '{file}' is not a folder. Name another place"),
@@ -304,7 +374,10 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
         )
         == 2
     )
-    line = f"out: '{root}/train/grid' lies among the images of '{root}/train' and would become one of their classes."
+    line = (
+        f"out: '{root}/train/grid' lies among the images of '{root}/train' and would "
+        "become one of their classes."
+    )
     assert capsys.readouterr().err.count(line) == 1
     lock = Lock(out / ".lock")
     assert lock.acquire()
@@ -315,11 +388,11 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
         == f"out: '{out}' is in use by another run. Wait for it or name another folder\n"
     )
     lock.release()
-    assert inside(out) == 0
+    inside_ok(out)
 
 
 def status(out, capsys):
-    assert call(["transfer", "status", out]) == 0
+    call_ok(["transfer", "status", out])
     return capsys.readouterr().out.splitlines()
 
 
@@ -329,9 +402,10 @@ def test_status(tmp_path, monkeypatch, capsys):
     running = []
     out = tmp_path / "out"
     jobs.instead = {
-        "few-idmm-tiny": fail(RunError("nan")), "digits-idmm-s3": fail(Interrupted("enough")),
+        "few-idmm-tiny": fail(RunError("nan")),
+        "digits-idmm-s3": fail(Interrupted("enough")),
         "scratch-tiny-to-other": lambda: running.extend(status(out, capsys)),
-    }  # fmt: skip
+    }
     (tmp_path / "recipe.yaml").write_text("train: {epochs: 5}")
     monkeypatch.chdir(tmp_path)
     changes = {"pretrain": {**GRID["pretrain"], "config": "recipe.yaml"}}
@@ -349,7 +423,7 @@ def test_status(tmp_path, monkeypatch, capsys):
     ]
     jobs.instead.clear()
     monkeypatch.chdir(tmp_path)
-    assert inside("out", **changes) == 0
+    inside_ok("out", **changes)
     assert capsys.readouterr()
     # a job that ends now, and one that was killed with its result
     (out / "jobs/gone.started").symlink_to("removed")
@@ -359,7 +433,7 @@ def test_status(tmp_path, monkeypatch, capsys):
 
 def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
     before = stamps(copied)
-    assert inside(copied, "--target.protocol", "probe") == 0
+    inside_ok(copied, "--target.protocol", "probe")
     assert "- probe: 6 of 6 cells done" in capsys.readouterr().out
     assert stamps(copied).items() >= before.items(), (
         "pretrainings and fine-tunings stay as they are"
@@ -370,21 +444,20 @@ def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
     }
     (source,) = copied.glob("runs/pretrain/few-*")
     argv = ["--init", source, "--data.workers", 0, "--seed", 3, "--out", tmp_path / "p"]
-    assert call(["probe", *argv, "--data.subset", "{per_class: 2}", "--device", "cpu"]) == 0
-    by_hand = json.loads((tmp_path / "p" / "result.json").read_text())
+    call_ok(["probe", *argv, "--data.subset", "{per_class: 2}", "--device", "cpu"])
+    by_hand = read(tmp_path / "p" / "result.json")
     cell = probes["few", "other"]
-    assert (cell["top1"], cell["knn"]) == (by_hand["top1"], by_hand["knn"])
+    assert cell["top1"] == by_hand["top1"]
+    assert cell["knn"] == by_hand["knn"]
     assert cell["top5"] is None
-    result = json.loads((copied / cell["folder"] / "result.json").read_text())
+    result = read(copied / cell["folder"] / "result.json")
     assert result["train_size"] == 20
     assert result["size"] == 16
     assert result["readouts"] == by_hand["readouts"]
     assert cell["source_size"] == 60
     assert cell["seconds"] == result["seconds"]
-    scratch = json.loads(
-        (copied / probes["scratch", "other"]["folder"] / "result.json").read_text()
-    )
+    scratch = read(copied / probes["scratch", "other"]["folder"] / "result.json")
     assert scratch["init"] is None
     assert scratch["seed"] == 3
-    assert inside(copied) == 0
+    inside_ok(copied)
     assert cells(copied) == cells(whole_grid)

@@ -6,7 +6,7 @@ import signal
 import time
 from functools import partial
 
-from helpers import call, same
+from helpers import call_ok, inside_ok, same
 from transfers import JOBS, Made, begun, cells, forked, inside, results, runs, stamps
 
 
@@ -66,7 +66,7 @@ def test_a_job_at_which_the_process_dies_twice_fails(tmp_path, monkeypatch, caps
             assert process.until(lambda count=died: begun(out) == count), process.said()
             assert process.kill() == -signal.SIGKILL
         assert [path.read_text() for path in (out / "jobs").glob("*.started")] == [str(died)]
-    assert call(["transfer", "status", out]) == 0
+    call_ok(["transfer", "status", out])
     output = capsys.readouterr().out
     assert "  running, or killed: digits-idmm-tiny-s3-" in output
     assert output.rstrip().endswith(", start 2")
@@ -76,5 +76,5 @@ def test_a_job_at_which_the_process_dies_twice_fails(tmp_path, monkeypatch, caps
     statuses = {(cell["source"], cell["status"]) for cell in results(out)["cells"]}
     assert statuses == {("scratch", "ok"), ("digits", "failed"), ("few", "ok")}
     assert "digits-idmm-tiny-s3 failed: its process died, 2 times" in capsys.readouterr().err
-    assert inside(out, *long) == 0
+    inside_ok(out, *long)
     assert "digits-idmm-tiny-s3" in jobs.asked, "as other failed jobs it is tried again"

@@ -1,6 +1,5 @@
 """Runs on deep pictures and on chosen channels, used: exports, files and arrays."""
 
-import json
 import subprocess
 import sys
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import tifffile
 from folders import tuned
-from helpers import ENVIRONMENT, ROOT, call, refused
+from helpers import ENVIRONMENT, ROOT, call_ok, column, read, refused
 from PIL import Image
 
 import idmm
@@ -50,7 +49,10 @@ def bands(number, seed, channels=7):
 
 def band_tree(root, train=1, test=1, channels=7):
     """Makes ROOT/SPLIT/CLASS/*.tif whose channels are pages or samples, by turns."""
-    for split, first, count in (("train", 0, train), ("test", 1000, test)):
+    for split, first, count in (
+        ("train", 0, train),
+        ("test", 1000, test),
+    ):
         for number, name in enumerate(CLASSES):
             (root / split / name).mkdir(parents=True)
             for i in range(count):
@@ -75,7 +77,10 @@ def grey(bright, seed):
 @pytest.fixture(scope="module")
 def xrays(tmp_path_factory):
     root = tmp_path_factory.mktemp("xrays") / "d"
-    for split, first, count in (("train", 0, 10), ("test", 100, 4)):
+    for split, first, count in (
+        ("train", 0, 10),
+        ("test", 100, 4),
+    ):
         for bright, name in enumerate(("clear", "node")):
             (root / split / name).mkdir(parents=True)
             for i in range(count):
@@ -93,13 +98,27 @@ def runs(xrays, tiles, tmp_path_factory):
     """Of deep pictures, and of three of seven bands."""
     folder = tmp_path_factory.mktemp("runs")
     assert tuned(folder / "rgb", xrays, **LONG) == 0
-    assert tuned(folder / "some", tiles, **LONG, data__bands=[2, 0, 1]) == 0
+    assert (
+        tuned(
+            folder / "some",
+            tiles,
+            **LONG,
+            data__bands=[2, 0, 1],
+        )
+        == 0
+    )
     return folder
 
 
 def ran(*argv):
     argv = [sys.executable, "-c", WITHOUT_TORCH, *argv]
-    done = subprocess.run(argv, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run(
+        argv,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -119,12 +138,15 @@ def test_the_example(runs, xrays, tiles, tmp_path, name):
             )
             files[-1] = tmp_path / f"{n}.npy"
             np.save(files[-1], image)
-    for kind, out in (("hf", tmp_path / "hf"), ("onnx", tmp_path / "m.onnx")):
-        assert call(["export", "--init", run, "--format", kind, "--out", out]) == 0
+    for kind, out in (
+        ("hf", tmp_path / "hf"),
+        ("onnx", tmp_path / "m.onnx"),
+    ):
+        call_ok(["export", "--init", run, "--format", kind, "--out", out])
 
     printed = ran("examples/classify_onnx.py", tmp_path / "m.onnx", *files)
     lines = [line.split(",")[1:] for line in printed.splitlines()]
-    assert [label for label, _ in lines] == [row["predicted"] for row in answers]
+    assert [label for label, _ in lines] == column(answers, "predicted")
     assert [float(p) for _, p in lines] == pytest.approx(
         [float(row["probability"]) for row in answers], abs=2e-3
     )
@@ -138,26 +160,23 @@ def test_the_example(runs, xrays, tiles, tmp_path, name):
 def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
     run = runs / "some"
     for stem in ("model", "backbone"):
-        assert json.loads((run / f"{stem}.json").read_text())["file_channels"] == 7
+        assert read(run / f"{stem}.json")["file_channels"] == 7
     image = bands(1, 5)
     np.save(tmp_path / "four.npy", image[..., :4])
     np.save(tmp_path / "seven.npy", np.moveaxis(image, 2, 0))
     line = f"  {tmp_path}/four.npy: has 4 channels, expected 7"
     for command in ("predict", "embed"):
         out = tmp_path / {"predict": "p.csv", "embed": "f.npz"}[command]
-        assert (
-            call(
-                [
-                    command,
-                    "--init",
-                    run,
-                    tmp_path / "four.npy",
-                    tmp_path / "seven.npy",
-                    "--out",
-                    out,
-                ]
-            )
-            == 0
+        call_ok(
+            [
+                command,
+                "--init",
+                run,
+                tmp_path / "four.npy",
+                tmp_path / "seven.npy",
+                "--out",
+                out,
+            ]
         )
         assert line in capsys.readouterr().err.splitlines()
     argv = [
@@ -180,16 +199,17 @@ def test_arrays_of_pictures(runs, xrays):
     expected = clf.predict(xrays / "train" / "node" / "0.png").probability
     for image in (deep, np.dstack([deep] * 3), Image.fromarray(deep)):
         assert clf.predict(image).probability == expected
-    expected = r"^images: the image is an array of float32, \[20, 26\], expected .* or \[H, W\] of uint8 or uint16$"
+    expected = (
+        r"^images: the image is an array of float32, \[20, 26\], expected .* or \[H, "
+        r"W\] of uint8 or uint16$"
+    )
     with pytest.raises(UserError, match=expected):
         clf.predict(deep.astype(np.float32))
 
 
 def test_predict_needs_no_flag(runs, tiles, tmp_path):
     """The run's own classes and probabilities, from files of seven channels."""
-    assert (
-        call(["predict", "--init", runs / "some", tiles / "test", "--out", tmp_path / "p.csv"]) == 0
-    )
+    call_ok(["predict", "--init", runs / "some", tiles / "test", "--out", tmp_path / "p.csv"])
     predictions = {row["path"]: row for row in rows(tmp_path / "p.csv")}
     answers = rows(runs / "some" / "predictions.csv")
     assert len(predictions) == len(answers) == 9

@@ -2,16 +2,15 @@
 command line."""
 
 import csv
-import json
+import itertools
 import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from folders import faults, paint, result, section, tree, tuned
-from helpers import call, refused
+from helpers import call, column, read, refused
 
 from idmm.data.listing import list_images
 from idmm.data.user_lists import class_rows
@@ -52,17 +51,18 @@ def checked(faulty, tmp_path_factory):
 
 def test_the_check_writes_what_to_leave_out_and_why(faulty, checked):
     lines = checked.read_text().splitlines()
-    reasons = {
-        line: lines[i - 1].removeprefix("# ")
-        for i, line in enumerate(lines)
-        if not line.startswith("#")
-    }
+    reasons = {}
+    for comment, line in itertools.pairwise(lines):
+        if not line.startswith("#"):
+            reasons[line] = comment.removeprefix("# ")
     assert reasons == {
         "train/dog/broken.png": "unreadable (not an image)",
         "train/cat/copy.png": "the same as train/cat/0.png",
         "train/cat/1.png": "the same as test/cat/leak.png",
-        "train/cat/2.png": "the same as train/dog/wrong.png, but of class 'cat', not 'dog': one is wrong",
-        "train/dog/wrong.png": "the same as train/cat/2.png, but of class 'dog', not 'cat': one is wrong",
+        "train/cat/2.png": "the same as train/dog/wrong.png, but of class 'cat', not 'dog': "
+        "one is wrong",
+        "train/dog/wrong.png": "the same as train/cat/2.png, but of class 'dog', not 'cat': "
+        "one is wrong",
         "test/dog/copy.png": "the same as test/dog/0.png",
     }
     assert f"idmm data check folder --root {faulty}" in lines[0]
@@ -87,7 +87,12 @@ def test_odd_names_come_back_from_every_list(tmp_path):
                 *((n, "ab"[i % 2], "train", n) for i, n in enumerate(odd)),
             ]
         )
-        rows.writerows([("test/a/0.png", "a", "test", "x"), ("test/b/0.png", "b", "test", "y")])
+        rows.writerows(
+            [
+                ("test/a/0.png", "a", "test", "x"),
+                ("test/b/0.png", "b", "test", "y"),
+            ]
+        )
     lists = list_images(section(root, labels=str(tmp_path / "labels.csv")), labelled=True)
     assert sorted(lists.train.names) == sorted(odd) == sorted(lists.train.groups)
     for name in ("e/#1", "e/ dog"):
@@ -104,7 +109,8 @@ def test_odd_names_come_back_from_every_list(tmp_path):
     )
     write_csv(tmp_path / "own.csv", class_rows(plain.parts))
     again = list_images(section(**other, labels=str(tmp_path / "own.csv")), labelled=True)
-    assert (again.train.names, again.train.classes) == (plain.train.names, plain.train.classes)
+    assert again.train.names == plain.train.names
+    assert again.train.classes == plain.train.classes
     hand = written(tmp_path / "hand.txt", '# by hand\n./#1.png\n "quoted", 1.png \n')
     assert (
         list_images(
@@ -122,9 +128,11 @@ def test_a_run_leaves_them_out_and_says_so(faulty, checked, tmp_path, capsys):
         f"data.exclude: '{mine}' leaves out 6 images (5 train, 1 test)" in capsys.readouterr().err
     )
     results = result(out)
-    assert (results["excluded"], results["train_size"], results["test_size"]) == (6, 8, 5)
-    assert yaml.safe_load((out / "config.yaml").read_text())["data"]["exclude"] == str(mine)
-    names = json.loads((out / "last/images.json").read_text())["train"]["images"]
+    assert results["excluded"] == 6
+    assert results["train_size"] == 8
+    assert results["test_size"] == 5
+    assert read(out / "config.yaml")["data"]["exclude"] == str(mine)
+    names = read(out / "last/images.json")["train"]["images"]
     assert "train/cat/copy.png" not in names
     assert "train/cat/0.png" in names
     # a list that is another one by now does not go unseen when the run is taken up again
@@ -132,8 +140,8 @@ def test_a_run_leaves_them_out_and_says_so(faulty, checked, tmp_path, capsys):
     Path(mine).write_text(Path(mine).read_text() + "train/dog/0.png\n")
     assert tuned(out, faulty, data__exclude=str(mine)) == 2
     assert (
-        "since this run: 0 with another label, 0 new, 1 gone, 0 with other content, 0 renamed (train/dog/0.png). "
-        in capsys.readouterr().err
+        "since this run: 0 with another label, 0 new, 1 gone, 0 with other content, 0 renamed "
+        "(train/dog/0.png). " in capsys.readouterr().err
     )
 
 
@@ -158,7 +166,10 @@ def test_lines_that_name_no_image(tmp_path):
     line = f"data.exclude: '{everything}' leaves no image of test, expected at least one"
     assert faults(list_images, section(root, exclude=everything), True) == [line]
     everything = written(tmp_path / "all.txt", "".join(f"train/cat/{i}.png\n" for i in range(3)))
-    line = f"data.exclude: '{everything}' leaves no training image of cat, expected at least one per class"
+    line = (
+        f"data.exclude: '{everything}' leaves no training image of cat, expected at least "
+        "one per class"
+    )
     assert faults(list_images, section(root, exclude=everything), True) == [line]
     many = written(tmp_path / "many.txt", "".join(f"{i}\n" for i in range(50)))
     lines = faults(list_images, section(root, exclude=many), True)
@@ -180,11 +191,11 @@ def flat(tmp_path_factory):
     return root
 
 
-ROWS = [
-    (f"scans/p{p}_{i}.png", "ill" if p % 2 else "well", f"patient {p}")
-    for p in range(6)
-    for i in range(2)
-]
+ROWS = []
+for patient in range(6):
+    for number in range(2):
+        name = f"scans/p{patient}_{number}.png"
+        ROWS.append((name, ("well", "ill")[patient % 2], f"patient {patient}"))
 
 
 def table(*columns, header="path,class"):
@@ -215,7 +226,12 @@ def test_classes_from_a_csv(flat, tmp_path):
 
 
 def test_without_a_column_split_the_folders_decide(tmp_path):
-    root = tree(tmp_path / "d", train={"": 6}, test={"": 1}, unlabelled={"": 1})
+    root = tree(
+        tmp_path / "d",
+        train={"": 6},
+        test={"": 1},
+        unlabelled={"": 1},
+    )
     text = (
         "path,class\n"
         + "".join(f"train/{i}.png,{'ab'[i % 2]}\n" for i in range(4))
@@ -245,12 +261,10 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
     errors = capsys.readouterr().err
     assert f"data.labels: '{labels}' has no row for 3 of 15 images, which are left out" in errors
     assert "data.groups" not in errors, "no group is on both sides"
-    assert (result(out)["train_size"], result(out)["test_size"], result(out)["num_classes"]) == (
-        8,
-        4,
-        2,
-    )
-    assert {row["group"] for row in read_csv(out / "predictions.csv")} == {"patient 0", "patient 1"}
+    assert result(out)["train_size"] == 8
+    assert result(out)["test_size"] == 4
+    assert result(out)["num_classes"] == 2
+    assert {*column(read_csv(out / "predictions.csv"), "group")} == {"patient 0", "patient 1"}
     assert result(out)["test_groups"] == 2
     assert "the interval is over the 2 groups of the test images" in errors
     splits = list_images(section(flat, labels=labels), labelled=False)
@@ -267,8 +281,8 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
 
 
 def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
-    text = "path,class,split\nscans/p0_0.png,ill,train\nscans/p9_0.png,ill,train\nscans/p0_0.png,well,train\n"
-    text += "scans/p1_0.png,,train\n"
+    text = "path,class,split\nscans/p0_0.png,ill,train\nscans/p9_0.png,ill,train\n"
+    text += "scans/p0_0.png,well,train\nscans/p1_0.png,,train\n"
     labels = written(tmp_path / "labels.csv", text)
     argv = [
         "finetune",
@@ -297,7 +311,7 @@ TWO = "expected two or more classes in the split train"
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    "text, line",
     [
         (
             "path,red\nx,y\n",
@@ -369,18 +383,36 @@ WANTED = r"expected a CSV file of path,group, or a pattern with one bracket, e.g
 
 
 @pytest.mark.parametrize(
-    ("source", "line"),
+    "source, line",
     [
-        ("(p", f"'(p' is no file and no pattern (missing ), unterminated subpattern at position 0), {WANTED}"),
+        (
+            "(p",
+            "'(p' is no file and no pattern (missing ), unterminated subpattern at position "
+            f"0), {WANTED}",
+        ),
         ("p[0-9]_", f"'p[0-9]_' is no file and no pattern (0 brackets), {WANTED}"),
-        ("(p0)", "'(p0)' gives no group to 10 images: scans/p1_0.png, scans/p1_1.png, scans/p2_0.png and 7 more,"
-                 " expected one for each image"),
-        ("gone.csv", "cannot read 'gone.csv' (no such file or directory), expected a CSV file of path,group"),
-        ("twice.csv", "twice.csv:3: 'scans/p0_0.png' is of 'a' already, expected one group per image"),
-        ("(scans)", "0.3 holds out no image, as all images are of one group ('scans'). Add images to train, or a folder"
-                    " test"),
+        (
+            "(p0)",
+            "'(p0)' gives no group to 10 images: scans/p1_0.png, scans/p1_1.png, "
+            "scans/p2_0.png and 7 more,"
+            " expected one for each image",
+        ),
+        (
+            "gone.csv",
+            "cannot read 'gone.csv' (no such file or directory), expected a CSV file of path,group",
+        ),
+        (
+            "twice.csv",
+            "twice.csv:3: 'scans/p0_0.png' is of 'a' already, expected one group per image",
+        ),
+        (
+            "(scans)",
+            "0.3 holds out no image, as all images are of one group ('scans'). Add images to "
+            "train, or a folder"
+            " test",
+        ),
     ],
-)  # fmt: skip
+)
 def test_groups_that_cannot_be_used(source, line, flat, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "twice.csv", "path,group\nscans/p0_0.png,a\nscans/p0_0.png,b\n")

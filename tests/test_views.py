@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2.functional as tv
+from pytest import approx
 from timm.data.auto_augment import rand_augment_transform
 from timm.data.random_erasing import RandomErasing
 from tiny import VIT
+from torch.testing import assert_close
 
 from idmm.config import METHODS, Augment, CropGroup, Views
 from idmm.config.data import colours_of
@@ -83,12 +85,27 @@ def test_views_are_torchvisions_with_the_same_parameters(solarized):
     for v in range(40):
         expected = one_view(store.image(v // 4), plan, v, 16)
         # torchvision rounds luma's weights
-        torch.testing.assert_close(ours[v // 4, v % 4], expected, atol=2e-3, rtol=0)
+        assert_close(
+            ours[v // 4, v % 4],
+            expected,
+            atol=2e-3,
+            rtol=0,
+        )
 
 
 def test_a_groups_own_colours_come_before_those_of_all():
-    config = Views(crops=CROPS, blur_prob=0.0, jitter=[0.1, 0.1, 0.1, 0.0], grey_prob=1.0)
-    coloured = CropGroup(count=2, blur_prob=1.0, solarize_prob=1.0, flip=0.0)
+    config = Views(
+        crops=CROPS,
+        blur_prob=0.0,
+        jitter=[0.1, 0.1, 0.1, 0.0],
+        grey_prob=1.0,
+    )
+    coloured = CropGroup(
+        count=2,
+        blur_prob=1.0,
+        solarize_prob=1.0,
+        flip=0.0,
+    )
     plan, other = (
         draw_group(group, config, 5, np.arange(50), np.full((50, 2), 64))
         for group in (coloured, CropGroup())
@@ -116,11 +133,11 @@ def test_boxes_lie_inside_and_cover_the_share_asked_for():
     share = height * width / 4000
     assert 0.04 < share.min()
     assert share.max() < 0.42
-    assert share.mean() == pytest.approx(0.225, abs=0.02)
+    assert share.mean() == approx(0.225, abs=0.02)
     ratio = width / height
     assert 0.6 < ratio.min()
     assert ratio.max() < 1.5
-    assert np.exp(np.log(ratio).mean()) == pytest.approx(1, abs=0.1)
+    assert np.exp(np.log(ratio).mean()) == approx(1, abs=0.1)
 
 
 def test_frequencies_and_strengths_are_the_configs():
@@ -128,9 +145,15 @@ def test_frequencies_and_strengths_are_the_configs():
     indices = np.arange(10_000)
     sizes = np.full((10_000, 2), 64)
     plan = draw_group(config.crops[0], config, 5, indices, sizes)
-    shares = {"flip": 0.5, "jitter": 0.8, "grey": 0.2, "sigma": 0.5, "solarize": 0.3}
+    shares = {
+        "flip": 0.5,
+        "jitter": 0.8,
+        "grey": 0.2,
+        "sigma": 0.5,
+        "solarize": 0.3,
+    }
     for name, expected in shares.items():
-        assert (getattr(plan, name) > 0).mean() == pytest.approx(expected, abs=0.02)
+        assert (getattr(plan, name) > 0).mean() == approx(expected, abs=0.02)
     blurred = plan.sigma[plan.sigma > 0]
     ranges = [(plan.factors[:, i], 0.2, 1.8) for i in range(3)] + [
         (plan.factors[:, 3], -0.2, 0.2),
@@ -147,7 +170,10 @@ def test_a_view_depends_on_seed_epoch_and_image_alone():
     config = Views(crops=CROPS, size=12)
     maker = MultiCropTransform(store, config, GREY, GREY, seed=1)
     batch = maker(3, np.arange(10))
-    assert [tuple(v.shape) for v in batch["views"]] == [(10, 2, 3, 12, 12), (10, 4, 3, 12, 12)]
+    assert [tuple(v.shape) for v in batch["views"]] == [
+        (10, 2, 3, 12, 12),
+        (10, 4, 3, 12, 12),
+    ]
     alone = maker(3, np.array([7]))
     for group, one in zip(batch["views"], alone["views"], strict=True):
         assert torch.equal(one[0], group[7])
@@ -159,7 +185,14 @@ def test_a_view_depends_on_seed_epoch_and_image_alone():
 
 @pytest.mark.parametrize("randaugment", [None, "rand-m9-n3-inc1"])
 def test_training_images_are_views_then_timms_randaugment(randaugment):
-    store, indices, (mean, std) = Store(12), np.arange(12), ((0.4, 0.5, 0.6), (0.1, 0.2, 0.3))
+    store, indices, (mean, std) = (
+        Store(12),
+        np.arange(12),
+        (
+            (0.4, 0.5, 0.6),
+            (0.1, 0.2, 0.3),
+        ),
+    )
     colours = (
         dict(jitter_prob=0.0, grey_prob=0.0)
         if randaugment
@@ -182,7 +215,12 @@ def test_training_images_are_views_then_timms_randaugment(randaugment):
                 expected = tv.to_dtype(
                     tv.to_image(operations(tv.to_pil_image(expected))), scale=True
                 )
-        torch.testing.assert_close(images[v], tv.normalize(expected, mean, std), atol=2e-2, rtol=0)
+        assert_close(
+            images[v],
+            tv.normalize(expected, mean, std),
+            atol=2e-2,
+            rtol=0,
+        )
 
 
 def test_the_strongest_posterize_works():
@@ -190,7 +228,7 @@ def test_the_strongest_posterize_works():
         Store(40), Augment(randaugment="rand-m10-n4-inc1"), 16, GREY, GREY, key=5
     )
     images = maker(0, np.arange(40))["images"]
-    torch.testing.assert_close(maker(0, np.array([9]))["images"][0], images[9])
+    assert_close(maker(0, np.array([9]))["images"][0], images[9])
 
 
 @pytest.mark.parametrize("channels", [3, 5])
@@ -261,14 +299,18 @@ def dynamic(name="vit_tiny_patch16_224", size=16, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "kwargs"),
+    "name, sizes, kwargs",
     [
         ("vit_tiny_patch16_224", (32, 16), VIT),
         ("deit_tiny_distilled_patch16_224", (32, 16), VIT),
         (
             "swin_tiny_patch4_window7_224",
             (64, 32),
-            dict(embed_dim=24, depths=(1, 1), num_heads=(1, 2)),
+            dict(
+                embed_dim=24,
+                depths=(1, 1),
+                num_heads=(1, 2),
+            ),
         ),
         ("resnet10t", (64, 32), {}),
     ],
