@@ -13,6 +13,7 @@ from helpers import (
     call,
     flags,
     inside,
+    inside_ok,
     logged,
     metrics,
     refused,

@@ -694,7 +694,7 @@ def test_a_trial_chooses_what_is_kept(
     config = read(out / "config.yaml")
     assert config["model"]["name"] == "hog_conv"
     assert bool(config["model"]["freeze"]) == bool(freeze)
-    assert (config["train"]["max_epochs"] == 1) == bool(freeze)
+    assert (config["train"]["epochs"] == 0) == bool(freeze)
     printed = capsys.readouterr().out
     assert f"  {LINEAR}: {saved['candidates'][LINEAR]:.1f} %" in printed
     assert (UNMEASURED in printed) == (step > 20 and not speed)

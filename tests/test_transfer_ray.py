@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from folders import faults, tree
-from helpers import PATIENCE, inside_ok, same
+from helpers import PATIENCE, same
 from transfers import GRID, begun, cells, runs, stamps
 
 from idmm.config import parsing
@@ -131,7 +131,7 @@ def test_a_worker_is_killed_in_mid_job(joined, whole_grid, tmp_path, capsys):
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    inside_ok(out, "--ray.address", joined, **CHANGES)
+    assert inside(out, "--ray.address", joined, **CHANGES) == 0
     killer.join()
     expected = cells(whole_grid)
     assert cells(out) == {key: cell for key, cell in expected.items() if key[1] == "digits"}
@@ -143,7 +143,7 @@ def test_a_worker_is_killed_in_mid_job(joined, whole_grid, tmp_path, capsys):
     assert begun(out) == 5 + 1
     assert "ray: 1 nodes, 2 cores, 0 GPUs" in capsys.readouterr().err
     before = stamps(out)
-    inside_ok(out, "--ray.address", joined, **CHANGES)
+    assert inside(out, "--ray.address", joined, **CHANGES) == 0
     assert stamps(out) == before, "what is done is not sent"
 
 

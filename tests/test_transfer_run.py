@@ -9,7 +9,7 @@ import shutil
 import pytest
 from folders import paint, tree
 from frozen import a_run
-from helpers import VIT, call, call_ok, column, inside_ok, metrics, read, same
+from helpers import VIT, call, call_ok, column, metrics, read, same
 from transfers import GRID, JOBS, Made, begun, cells, inside, results, runs, stamps
 
 import idmm
@@ -125,19 +125,19 @@ def test_from_python(tmp_path, monkeypatch, capsys):
 def test_the_second_call_does_nothing_whatever_the_labels(copied, monkeypatch, capsys):
     before = stamps(copied)
     jobs = Made(monkeypatch)
-    inside_ok(copied)
+    assert inside(copied) == 0
     assert not jobs.asked
     assert stamps(copied) == before
     assert len(before) == 2 * JOBS
     assert "6 of 6 cells done" in capsys.readouterr().out
-    inside_ok(copied, sources=[{**GRID["sources"][1], "label": "sixty"}, "digits"])
+    assert inside(copied, sources=[{**GRID["sources"][1], "label": "sixty"}, "digits"]) == 0
     assert not jobs.asked
     assert cells(copied)["sixty", "digits", 3][0] == "ok"
-    inside_ok(copied, targets=[{**GRID["targets"][1], "label": "2 a class"}, "digits"])
+    assert inside(copied, targets=[{**GRID["targets"][1], "label": "2 a class"}, "digits"]) == 0
     assert not jobs.asked
     (path,) = copied.glob("runs/finetune/few-*-to-other-*/result.json")
     path.write_text(json.dumps(read(path) | {"test_size": 7}))
-    inside_ok(copied)
+    assert inside(copied) == 0
     assert "target 'other': its images changed between runs (7, " in capsys.readouterr().err
 
 
@@ -170,12 +170,12 @@ def test_a_job_that_fails_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch
         "a job is named when it begins"
     )
     assert status(out, capsys)[0] == "grid: 3 of 6 cells, 3 failed"
-    inside_ok(out, "--plan")
+    assert inside(out, "--plan") == 0
     output = capsys.readouterr().out
     assert "few-idmm-tiny-s3  2 epochs, batches of 32, adamw, failed before\n" in output
     assert "4 jobs for 3 cells, 3 cells are done\n" in output
     jobs.asked.clear(), jobs.instead.clear()
-    inside_ok(out)
+    assert inside(out) == 0
     assert sorted(jobs.asked) == sorted(
         [*titles, *(f"few-idmm-s3-tiny-to-{t}-s3" for t in ("digits", "other"))]
     )
@@ -215,7 +215,7 @@ def test_a_real_job_that_fails(copied, capsys):
 
 def test_plan_prints_and_runs_nothing(copied, tmp_path, monkeypatch, capsys):
     jobs = Made(monkeypatch)
-    inside_ok(tmp_path / "new", "--plan")
+    assert inside(tmp_path / "new", "--plan") == 0
     assert not jobs.asked
     assert not (tmp_path / "new").exists()
     *lines, last = capsys.readouterr().out.splitlines()
@@ -234,7 +234,7 @@ def test_plan_prints_and_runs_nothing(copied, tmp_path, monkeypatch, capsys):
         },
     ]
     before = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
-    inside_ok(copied, "--plan", targets=more)
+    assert inside(copied, "--plan", targets=more) == 0
     out = capsys.readouterr().out
     assert out.count("-to-third-") == 3 == len(out.splitlines()) - 1
     assert "3 jobs for 3 cells, 6 cells are done" in out
@@ -388,7 +388,7 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
         == f"out: '{out}' is in use by another run. Wait for it or name another folder\n"
     )
     lock.release()
-    inside_ok(out)
+    assert inside(out) == 0
 
 
 def status(out, capsys):
@@ -423,7 +423,7 @@ def test_status(tmp_path, monkeypatch, capsys):
     ]
     jobs.instead.clear()
     monkeypatch.chdir(tmp_path)
-    inside_ok("out", **changes)
+    assert inside("out", **changes) == 0
     assert capsys.readouterr()
     # a job that ends now, and one that was killed with its result
     (out / "jobs/gone.started").symlink_to("removed")
@@ -433,7 +433,7 @@ def test_status(tmp_path, monkeypatch, capsys):
 
 def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
     before = stamps(copied)
-    inside_ok(copied, "--target.protocol", "probe")
+    assert inside(copied, "--target.protocol", "probe") == 0
     assert "- probe: 6 of 6 cells done" in capsys.readouterr().out
     assert stamps(copied).items() >= before.items(), (
         "pretrainings and fine-tunings stay as they are"
@@ -459,5 +459,5 @@ def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
     scratch = read(copied / probes["scratch", "other"]["folder"] / "result.json")
     assert scratch["init"] is None
     assert scratch["seed"] == 3
-    inside_ok(copied)
+    assert inside(copied) == 0
     assert cells(copied) == cells(whole_grid)
