@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from folders import faults, tree
 from helpers import PATIENCE, same
-from transfers import GRID, begun, cells, runs, stamps
+from transfers import GRID, begun, cells, inside, runs, stamps
 
 from idmm.config import parsing
 from idmm.errors import Interrupted
