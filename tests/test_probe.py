@@ -13,7 +13,7 @@ from pytest import approx
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from idmm import config
+from idmm import config, probe
 from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS
 from idmm.data.stratify import stratified_folds
@@ -23,7 +23,6 @@ from idmm.models import create_backbone
 from idmm.models.spec import ModelSpec
 from idmm.models.weights import save_model
 from idmm.runs import fewlabel
-from idmm.runs.probe import probe
 from idmm.seeding import seeded
 
 pytestmark = pytest.mark.usefixtures("own_cache")
