@@ -66,8 +66,8 @@ def tree(root, **splits):
     for split, classes in splits.items():
         for name, count in classes.items():
             for i in range(count):
-                path = f"{split}/{name}/{i}"
-                paint(root / f"{path}.png", zlib.crc32(path.encode()))
+                seed = zlib.crc32(f"{split}/{name}/{i}".encode())
+                paint(root / split / name / f"{i}.png", seed)
     return root
 
 
