@@ -115,14 +115,12 @@ class CascadeHeads(nn.Module):
             mean_logits, offsets, proposals, images.sizes
         )
         detections = []
-        for number in range(len(boxes)):
-            detections.append(
-                {"boxes": boxes[number], "scores": scores[number], "labels": labels[number]}
-            )
+        for columns in zip(boxes, scores, labels, strict=True):
+            detections.append(dict(zip(("boxes", "scores", "labels"), columns, strict=True)))
         if last.has_mask():
-            per_head = []
-            for head in self.heads:
-                per_head.append(maskrcnn_inference(images.mask_logits(head, boxes), labels))
+            per_head = [
+                maskrcnn_inference(images.mask_logits(head, boxes), labels) for head in self.heads
+            ]
             for detection, masks in zip(detections, zip(*per_head, strict=True), strict=True):
                 detection["masks"] = torch.stack(masks).mean(0)  # [n, 1, 28, 28]
         return detections
@@ -143,8 +141,7 @@ class _Images(NamedTuple):
     def mask_logits(self, head: RoIHeads, boxes: list[Tensor]) -> Tensor:
         """Return logits of masks within the boxes, [R, K + 1, 28, 28]."""
         pooled = head.mask_roi_pool(self.features, boxes, self.sizes)  # [R, D, 14, 14]
-        logits: Tensor = head.mask_predictor(head.mask_head(pooled))
-        return logits
+        return head.mask_predictor(head.mask_head(pooled))
 
     def mask_loss(
         self,
@@ -164,8 +161,7 @@ class _Images(NamedTuple):
         masks = [target["masks"] for target in targets]
         classes = [target["labels"] for target in targets]
         logits = self.mask_logits(head, object_boxes)
-        loss: Tensor = maskrcnn_loss(logits, object_boxes, masks, classes, object_matches)
-        return loss
+        return maskrcnn_loss(logits, object_boxes, masks, classes, object_matches)
 
     def refined(
         self,

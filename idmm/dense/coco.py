@@ -8,7 +8,6 @@ import json
 import os
 import reprlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from idmm.data.formats import BadImage
 from idmm.data.images import read
 from idmm.data.split import Split, class_of, split_of
 from idmm.dense.faults import as_text, misfits, under, unusable
-from idmm.dense.targets import BoxTarget, Floats, RunLengths, Segment, Size
+from idmm.dense.targets import BoxTarget, Floats, Segment, Size
 from idmm.errors import Fault, UserError, checked
 from idmm.progress import log
 from idmm.text import counted, listed
@@ -164,18 +163,16 @@ def _opened(path: Path) -> _File:
         raise UserError(*under(heading, [*reasons.values()])) from None
     except UnicodeError as error:
         raise UserError(Fault("data.root", f"'{path}' is no text in UTF-8 ({error})")) from None
-    if repeated := _repeated(image.id for image in file.images):
-        raise UserError(Fault("data.root", f"'{path}' has several images with the id {repeated}"))
-    if repeated := _repeated(category.id for category in file.categories):
-        fault = f"'{path}' has several categories with the id {repeated}"
-        raise UserError(Fault("data.root", fault))
+    ids = {
+        "images": Counter(str(image.id) for image in file.images),
+        "categories": Counter(str(category.id) for category in file.categories),
+    }
+    for kind, counts in ids.items():
+        repeated = listed(one for one, count in counts.items() if count > 1)
+        if repeated:
+            fault = f"'{path}' has several {kind} with the id {repeated}"
+            raise UserError(Fault("data.root", fault))
     return file
-
-
-def _repeated(ids: Iterable[Identifier]) -> str:
-    """Return the identifiers that occur more than once, as text."""
-    counts = Counter(map(str, ids))
-    return listed(one for one, count in counts.items() if count > 1)
 
 
 class _Object(NamedTuple):
@@ -367,8 +364,7 @@ def _run_lengths(rle: _RunLengths, size: Size) -> Segment:
             f"its RLE of {as_text(rle.size)} pixels has runs of {sum(counts)}, "
             f"expected {as_text(size)}, which is {pixels}"
         )
-    packed: RunLengths = coco.frPyObjects({"size": [*size], "counts": counts}, *size)
-    return packed
+    return coco.frPyObjects({"size": [*size], "counts": counts}, *size)
 
 
 def _unpacked(text: str) -> list[int]:

@@ -76,20 +76,18 @@ def on_file(
         size: Height and width of the file (pixels).
         side, short: Of the canvas (pixels), see :func:`idmm.dense.transforms.letterboxed`.
     """
-    h, w = size
     height, width = letterboxed(size, side, short=short)
-    factor = torch.tensor([w / width, h / height] * 2)
+    factor = torch.tensor([size[1] / width, size[0] / height] * 2)
     canvas_boxes = output["boxes"].float().cpu()
     boxes = clip_boxes_to_image(canvas_boxes * factor, size)
     inside = (boxes[:, 2:] > boxes[:, :2]).all(1)  # others lie in the padding
     segments = None
     if "masks" in output:
-        segments = []
-        masks = output["masks"].float().cpu()
-        unclipped = (canvas_boxes + 0.5) * factor
-        for number in inside.nonzero()[:, 0]:
-            box = unclipped[number].tolist()
-            segments.append(_run_lengths(masks[number], box, size))
+        masks = output["masks"].float().cpu()[inside]
+        unclipped = ((canvas_boxes + 0.5) * factor)[inside].tolist()
+        segments = [
+            _run_lengths(mask, box, size) for mask, box in zip(masks, unclipped, strict=True)
+        ]
     return Objects(
         boxes[inside].numpy(),
         output["labels"].cpu()[inside].numpy(),

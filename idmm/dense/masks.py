@@ -66,14 +66,10 @@ def read_masks(root: Path, faults: list[Fault]) -> tuple[dict[str, Split], dict[
     classes = _classes(root, layout, parts["train"].targets, faults)
     splits = {}
     for name, part in parts.items():
-        targets = []
         sizes: list[Size | None] = []
         for target in part.targets:
-            if isinstance(target, MaskTarget):
-                targets.append(target)
-                sizes.append(target.size)
-            else:
-                sizes.append(None)
+            size = None if isinstance(target, BadImage) else target.size
+            sizes.append(size)
         reasons = []
         for path, target, misfit in zip(
             part.masks.items, part.targets, misfits(root, part.images, sizes), strict=True
@@ -82,7 +78,7 @@ def read_masks(root: Path, faults: list[Fault]) -> tuple[dict[str, Split], dict[
             if reason:
                 reasons.append(f"'{path}': {reason}")
         faults += unusable(root / layout.masks, counted(len(part.masks), "mask"), reasons)
-        splits[name] = replace(part.images, targets=targets)
+        splits[name] = replace(part.images, targets=part.targets)
     return splits, dict(enumerate(classes, start=layout.first))
 
 

@@ -102,9 +102,7 @@ class Detector(MultiScaleBackbone):
             models.append(_rcnn(predictor, width, classes, masks, share, iou, box_weights))
         heads = [model.roi_heads for model in models]
         self.rpn = models[0].rpn
-        self.roi_heads = heads[0]
-        if cascade:
-            self.roi_heads = CascadeHeads(heads)
+        self.roi_heads = CascadeHeads(heads) if cascade else heads[0]
         self.rpn.head.register_forward_hook(_in_fp32)
         for head in heads:
             head.box_predictor.register_forward_hook(_in_fp32)
@@ -330,9 +328,8 @@ def build_network(
 
     ``layers`` are their other arguments.
     """
-    if task == "detect":
-        return Detector(backbone, size, in_chans=in_chans, **layers)
-    return Segmenter(backbone, size, in_chans=in_chans, **layers)
+    kind = Detector if task == "detect" else Segmenter
+    return kind(backbone, size, in_chans=in_chans, **layers)
 
 
 def saved_network(saved: Checkpoint) -> Detector | Segmenter:
@@ -341,10 +338,8 @@ def saved_network(saved: Checkpoint) -> Detector | Segmenter:
     assert isinstance(saved.size, int)
     kwargs = dict(saved.kwargs)
     kwargs.pop("img_size", None)
-    kwargs.pop("num_classes", None)
     dynamic = saved.extra["short_side"] is not None
     backbone = create_backbone(saved.name, saved.size, dynamic_size=dynamic, **kwargs)
     network = build_network(backbone, saved.size, saved.in_chans, **saved.extra["layers"])
     network.load_state_dict(saved.state)
-    network.eval()
-    return network
+    return network.eval()

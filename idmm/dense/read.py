@@ -98,5 +98,4 @@ def _check_classes(listing: DenseListing, unit: str) -> None:
 
 def split_classes(split: Split) -> set[int]:
     """Return the classes that have a box or pixel in a split."""
-    classes: set[int] = set()
-    return classes.union(*(target.classes for target in split.targets or ()))
+    return set[int]().union(*(target.classes for target in split.targets or ()))

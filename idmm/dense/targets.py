@@ -135,9 +135,7 @@ def mask_values(content: bytes) -> Bytes:
     """
     with reporting(), pillow_image(content) as image:
         mode = image.mode
-        form = None
-        if isinstance(image, ImageFile.ImageFile) and image.tile:
-            form = image.tile[0].args
+        form = image.tile[0].args if isinstance(image, ImageFile.ImageFile) and image.tile else None
         values = np.asarray(image) // GREYS.get(str(form), 1)
         if exif_orientation(image) > 1:
             raise BadImage(
@@ -145,9 +143,7 @@ def mask_values(content: bytes) -> Bytes:
                 "expected upright pixels without it (exiftool -Orientation= FILE)"
             )
     if mode not in ("L", "P", "1", "I") and not mode.startswith("I;16"):
-        kind = "a colour image"
-        if mode in ("F", "LA"):
-            kind = "an image"
+        kind = "an image" if mode in ("F", "LA") else "a colour image"
         raise BadImage(
             f"{kind} ({mode}), expected a grey or palette PNG whose numbers are the classes"
         )

@@ -209,8 +209,7 @@ class DenseTransform:
         if self.outlined:
             masks = torch.from_numpy(target.masks(h, w)[single])
             sample["masks"] = tv_tensors.Mask(masks)
-        sanitized: Tensors = SANITIZE(sample)
-        return sanitized
+        return SANITIZE(sample)
 
 
 def _size(image: Tensor) -> Size:

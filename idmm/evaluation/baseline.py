@@ -86,9 +86,7 @@ def measure(
         chosen = numpy_rng(0, "baseline").permutation(classes)[:CLASSES_TO_CHOOSE]
         subset = np.flatnonzero(np.isin(labels, chosen))
     subset = subset[sample(labels[subset], MOST_TO_CHOOSE)]
-    subset_groups = None
-    if groups is not None:
-        subset_groups = groups[subset]
+    subset_groups = None if groups is None else groups[subset]
     strength = choose_strength(train[subset], labels[subset], groups=subset_groups).strength
     correct = probe_predict(train, labels, test, strength) == truth
     top1 = 100 * float(correct.mean())

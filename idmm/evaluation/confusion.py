@@ -67,9 +67,7 @@ def _name_cells(
     shares: Floats,
 ) -> None:
     """Add the names of columns and rows, lines between them, and the counts [K, K]."""
-    rotation = 0
-    if max(map(len, columns)) * LETTER > CELL:
-        rotation = 90
+    rotation = 90 if max(map(len, columns)) * LETTER > CELL else 0
     numbers = range(len(columns))
     axis.set_xticks(numbers, columns, rotation=rotation, fontsize=8, parse_math=False)
     axis.set_yticks(numbers, rows, fontsize=8, parse_math=False)
@@ -78,9 +76,7 @@ def _name_cells(
         axis.axhline(edge, color="0.9", linewidth=0.6)
         axis.axvline(edge, color="0.9", linewidth=0.6)
     for row, column in np.argwhere(counts):
-        colour = "0.15"
-        if shares[row, column] > 0.6:
-            colour = "white"
+        colour = "white" if shares[row, column] > 0.6 else "0.15"
         axis.text(
             column, row, counts[row, column], ha="center", va="center", fontsize=7, color=colour
         )

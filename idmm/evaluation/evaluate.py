@@ -76,18 +76,19 @@ def score(predicted: Integers, truth: Integers, groups: Names | None = None) -> 
         predicted, truth: Classes of M images, [M]. Those without an image do not count in the mean.
         groups: Name of each image's group, [M]. The interval is then over groups.
     """
-    counts = hit_counts(predicted, truth, 0, groups)
-    images = np.array(counts["per_class"]["images"])
-    hits = np.array(counts["per_class"]["correct"])
+    correct = predicted == truth
+    count = int(correct.sum())
     if groups is None:
-        interval = wilson_interval(hits.sum(), images.sum())
+        interval = wilson_interval(count, len(truth))
     else:
-        interval = group_interval(**counts["per_group"])
+        interval = group_interval(**_group_hits(groups, correct))
+    images = np.bincount(truth)
     tested = images > 0
+    shares = np.bincount(truth, correct)[tested] / images[tested]
     return {
-        "top1": float(100 * hits.sum() / images.sum()),
+        "top1": 100 * count / len(truth),
         "top1_interval": interval,
-        "mean_per_class": 100 * float((hits[tested] / images[tested]).mean()),
+        "mean_per_class": 100 * float(shares.mean()),
     }
 
 
@@ -104,8 +105,12 @@ def hit_counts(
     correct = predicted == truth
     counts: Scores = {"per_class": _hits(truth, correct, classes)}
     if groups is not None:
-        counts["per_group"] = _hits(np.unique(groups, return_inverse=True)[1], correct, 0)
+        counts["per_group"] = _group_hits(groups, correct)
     return counts
+
+
+def _group_hits(groups: Names, correct: NDArray[np.bool_]) -> Hits:
+    return _hits(np.unique(groups, return_inverse=True)[1], correct, 0)
 
 
 def _hits(units: Integers, correct: NDArray[np.bool_], least: int) -> Hits:
@@ -140,7 +145,7 @@ class Predictions:
         """Return the number of images by true class (rows) and predicted class, [K, K]."""
         from sklearn.metrics import confusion_matrix
 
-        return np.asarray(confusion_matrix(self.truth, self.predicted, labels=range(classes)))
+        return confusion_matrix(self.truth, self.predicted, labels=range(classes))
 
 
 def predict(model: nn.Module, batches: Iterable[Batch], device: str) -> Predictions:
@@ -186,9 +191,7 @@ def outputs_in_order(
         for batch in batches:
             columns = [batch["index"], *forward(batch)]
             results.append([column.cpu().numpy() for column in columns])
-    parts = [results]
-    if not local:
-        parts = distributed.gather(results)
+    parts = [results] if local else distributed.gather(results)
     joined = list(itertools.chain.from_iterable(parts))
     if not joined:
         return []
@@ -206,12 +209,12 @@ def knn_predict(train: Floats, labels: Integers, test: Floats) -> Integers:
     from sklearn.neighbors import KNeighborsClassifier
 
     def votes(distance: Floats) -> Floats:  # cosine distance is 1 - similarity
-        return np.asarray(np.exp((1 - distance) / KNN_TEMPERATURE))
+        return np.exp((1 - distance) / KNN_TEMPERATURE)
 
     k = min(NEIGHBOURS, len(train))
     model = KNeighborsClassifier(k, metric="cosine", weights=votes)
     with warnings.catch_warnings(action="ignore"):  # scikit-learn suspects few images per class
-        return np.asarray(model.fit(train, labels).predict(test))
+        return model.fit(train, labels).predict(test)
 
 
 def probe_predict(
@@ -224,7 +227,7 @@ def probe_predict(
 
     ``strength`` is scikit-learn's C.
     """
-    return np.asarray(fitted(train, labels, strength).predict(test))
+    return fitted(train, labels, strength).predict(test)
 
 
 def fit_linear(
@@ -313,18 +316,17 @@ def choose_strength(
                 tested += len(held)
                 used += 1
             by = f"{used} of {len(folds)} stratified folds of train"
-    accuracies = {}
-    if tested:
-        accuracies = dict(zip(STRENGTHS, (100 * hits / tested).tolist(), strict=True))
+    accuracies = dict(zip(STRENGTHS, (100 * hits / tested).tolist(), strict=True)) if tested else {}
+    strength = USUAL_STRENGTH
     if val is None and len(labels) < FEW * len(np.unique(labels)):
-        return Choice(
-            USUAL_STRENGTH, f"default, as there are under {FEW} images per class", accuracies
+        by = f"default, as there are under {FEW} images per class"
+    elif not tested:
+        by = "default, as no group can be held out"
+    else:
+        strength = max(
+            STRENGTHS, key=lambda c: (accuracies[c], -abs(np.log(c / USUAL_STRENGTH)), -c)
         )
-    if not accuracies:
-        return Choice(USUAL_STRENGTH, "default, as no group can be held out", accuracies)
-    most = max(accuracies.values())
-    best = [strength for strength, accuracy in accuracies.items() if accuracy == most]
-    return Choice(min(best, key=lambda c: (abs(np.log(c / USUAL_STRENGTH)), c)), by, accuracies)
+    return Choice(strength, by, accuracies)
 
 
 def fit_temperature(

@@ -146,7 +146,7 @@ class Network:
             RunError: There is too little memory.
         """
         with self.enough_memory():
-            outputs: Floats = extract_features(
+            outputs = extract_features(
                 self.model, batches, self.device, contextlib.nullcontext, forward, True
             ).numpy()
         if not np.isfinite(outputs).all():
@@ -228,8 +228,7 @@ class Network:
 
     def _centre(self, number: int, pixels: NDArray[Any]) -> Tensor:
         crop = torch.from_numpy(CentreCrop(self.size, self.crop_pct)(pixels))
-        image = unit(crop.permute(2, 0, 1))
-        return normalise(image[None], self.mean, self.std)[0]
+        return normalise(unit(crop.permute(2, 0, 1))[None], self.mean, self.std)[0]
 
     def read(self, image: Item) -> Decoded:
         """Decode a file, an open Pillow image or an array [H, W, C] as the run does.

@@ -21,7 +21,7 @@ from idmm.data.images import Bands
 from idmm.errors import Fault, UserError
 from idmm.evaluation import Floats
 from idmm.evaluation.network import Forward, Network, pooled
-from idmm.files import AnyPath, weights_fault
+from idmm.files import AnyPath
 from idmm.models.build import feature_width
 from idmm.models.weights import read_checkpoint
 from idmm.notebook import html_table
@@ -216,7 +216,7 @@ def load_classifier(
     classes = saved.extra.get("classes")
     if not classes:
         text = "has no classifier: its JSON lists no classes, expected a fine-tuned run"
-        raise UserError(weights_fault(saved.source, saved.field, text))
+        raise UserError(saved.fault(text))
     return Classifier(Network.from_checkpoint(saved, len(classes), device, batch_size), classes)
 
 
@@ -244,8 +244,7 @@ def embed(
 
 def _probabilities(model: torch.nn.Module, images: Tensor) -> Tensor:
     """Return the probability of each class, [B, K]."""
-    logits: Tensor = model(images)
-    return logits.float().softmax(1)
+    return model(images).float().softmax(1)
 
 
 # ---------------------------------------------------------------------- images
@@ -289,16 +288,12 @@ def listed_images(images: Images, bands: Bands | None) -> ListedImages:
 
 def _check_pixels(image: Any, name: str, bands: Bands | None) -> None:
     """Raise UserError if an image that is no path is not one that the network can use."""
-    expected = PICTURES_EXPECTED
-    if bands is not None:
-        expected = BANDS_EXPECTED
+    expected = PICTURES_EXPECTED if bands is None else BANDS_EXPECTED
     if isinstance(image, Image.Image):
         return
     if not isinstance(image, np.ndarray):
         raise UserError(Fault("images", f"{name} is {type(image).__name__}, {expected}"))
-    channels = 1
-    if image.ndim == 3:
-        channels = image.shape[2]
+    channels = image.shape[2] if image.ndim == 3 else 1
     if bands is not None:
         is_image = image.dtype.kind in "buif"
     elif image.dtype == np.uint8:

@@ -35,9 +35,7 @@ def threads(train: Floats) -> threadpool_limits:
 
     Many short products wait for threads longer than they take.
     """
-    limit = None
-    if train.size <= ONE_THREAD:
-        limit = 1
+    limit = 1 if train.size <= ONE_THREAD else None
     return threadpool_limits(limit)
 
 

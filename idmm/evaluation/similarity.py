@@ -46,7 +46,7 @@ def unit_rows(rows: ArrayLike) -> Floats:
     Rows equal to the mean stay zero.
     """
     values = torch.as_tensor(np.asarray(rows, dtype=np.float32))
-    return np.asarray(F.normalize(values - values.mean(0), dim=1))
+    return F.normalize(values - values.mean(0), dim=1).numpy()
 
 
 def nearest(rows: Floats, k: int, groups: Names | None = None) -> Neighbours:
@@ -57,18 +57,17 @@ def nearest(rows: Floats, k: int, groups: Names | None = None) -> Neighbours:
     """
     others = torch.as_tensor(rows)
     count = len(rows)
-    k = min(k, len(rows) - 1)
-    if groups is None:
-        units = torch.arange(count)
-    else:
-        units = torch.as_tensor(np.unique(groups, return_inverse=True)[1])
+    k = min(k, count - 1)
+    units = np.arange(count)
+    if groups is not None:
+        units = np.unique(groups, return_inverse=True)[1]
     index = np.empty((count, k), dtype=np.int64)
     value = np.empty((count, k), dtype=np.float32)
     step = max(1, _BLOCK // max(1, count))
     for start in range(0, count, step):
         block = slice(start, min(start + step, count))
         products = others[block] @ others.T  # [R, N]
-        products[units[block, None] == units] = -torch.inf
+        products[torch.from_numpy(units[block, None] == units)] = -torch.inf
         best = products.topk(k, dim=1)
         values = best.values.numpy()
         columns = best.indices.numpy()

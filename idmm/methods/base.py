@@ -106,8 +106,7 @@ class Method(nn.Module):
         images = in_one_pass(images)
         with one_image_norms(backbone, images):
             if self.localization is not None:
-                output: Output = self.localization(backbone, images, key, head)
-                return output
+                return self.localization(backbone, images, key, head)
             if head is None:
                 return backbone(images), 0.0, {}
             return head(backbone.forward_features(images)), 0.0, {}
@@ -139,8 +138,7 @@ class Method(nn.Module):
 
         [B, d] -> [B, D]. A collapse shows there first.
         """
-        embeddings: Tensor = self.head(features)
-        return embeddings
+        return self.head(features)
 
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
         """Return the method's own measures.

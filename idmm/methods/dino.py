@@ -56,9 +56,7 @@ class DINO(Method):
 
         It rises linearly from 0.04 in the warm-up's first epoch to the end in its last.
         """
-        share = 1.0
-        if self.warmup:
-            share = min(1.0, epoch / max(1, self.warmup - 1))
+        share = min(1.0, epoch / max(1, self.warmup - 1)) if self.warmup else 1.0
         return WARMUP_TEMPERATURE + share * (self.teacher_temperature - WARMUP_TEMPERATURE)
 
     def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:

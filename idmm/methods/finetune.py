@@ -63,9 +63,7 @@ class Finetune(Method):
     def _draw(self, images: Tensor, epoch: int, rng: np.random.Generator) -> Mix | None:
         mixup = self.config.mixup_alpha
         cutmix = self.config.cutmix_alpha
-        number = epoch
-        if self.config.mixing == "batches":
-            number = int(rng.integers(2))
+        number = int(rng.integers(2)) if self.config.mixing == "batches" else epoch
         if mixup and (number % 2 == 0 or not cutmix):
             return draw_mixup(len(images), mixup, rng)
         if cutmix:

@@ -123,9 +123,7 @@ class IDMM(Method):
         self.config = config
         self.epochs = info.epochs
         self.global_groups = info.global_groups
-        self.labelled_share = 1.0
-        if info.labelled is not None:
-            self.labelled_share = info.labelled / info.images
+        self.labelled_share = 1.0 if info.labelled is None else info.labelled / info.images
         self.head = projection_head(backbone, config)  # Table 9; the paper's recipe has none
         self.classifier = InstanceClassifier(info.images, head_dim(backbone, config), config)
         self.lr_scales["classifier"] = config.classifier_lr_scale
@@ -198,8 +196,7 @@ class IDMM(Method):
     def _instance(self, features: Tensor, groups: list[MixedCrops]) -> Tensor:
         """Return the N-way loss of features [V, d] of the groups' crops."""
         rows = rows_of(groups, self.head(features))
-        loss: Tensor = self.classifier(*map(_with_rows, groups, rows))
-        return loss
+        return self.classifier(*map(_with_rows, groups, rows))
 
     def _scale(self) -> dict[str, Tensor]:
         """Return the scale of a cosine layer, for the log."""

@@ -77,9 +77,7 @@ def _mlp(width: int, hidden: int, dim: int, layers: int) -> nn.Module:
     """
     mlp = MoCoProjectionHead(width, hidden, dim, num_layers=layers, batch_norm=True)
     mlp.layers[-1] = nn.BatchNorm1d(dim, affine=False)
-    head: nn.Module = mlp
-    if several_gpus():
-        head = nn.SyncBatchNorm.convert_sync_batchnorm(mlp)
+    head: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(mlp) if several_gpus() else mlp
     return head
 
 

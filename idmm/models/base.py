@@ -2,15 +2,13 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
-
-from idmm.batch import Batch
 
 Grid = tuple[int, int]
 Tensors = dict[str, Tensor]
@@ -65,39 +63,6 @@ class Backbone(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
-class PartlyFixed(Backbone):
-    """A model whose first features never learn, so that a classifier is fitted to them alone.
-
-    Attributes:
-        fixed: Number of these features.
-        start_images: Images that :meth:`learn_start` should see, at most.
-        weighs_learned: Whether :meth:`weigh_learned` sets a weight by the fitted logits.
-    """
-
-    fixed: int
-    start_images: int
-    weighs_learned: bool
-
-    def learn_start(self, batches: Iterable[Batch], seed: int) -> None:
-        """Find the fixed features.
-
-        Args:
-            batches: With ``images``, normalised, float [B, C, H, W].
-            seed: Of what is drawn.
-        """
-        raise NotImplementedError
-
-    def weigh_learned(self, logits: Tensor, labels: Tensor, smoothing: float) -> None:
-        """Weigh the other features in evaluation.
-
-        Args:
-            logits: Of the classifier on fixed features for the training images, [N, K].
-            labels: Their classes, int64 [N].
-            smoothing: Label smoothing of the training that follows.
-        """
-        raise NotImplementedError
-
-
 def any_tensor(model: nn.Module) -> Tensor:
     """Return a parameter or buffer of a model, for its device and dtype."""
     return next(itertools.chain(model.parameters(), model.buffers()))
@@ -125,8 +90,7 @@ class Released:
 
 def as_map(x: Tensor, grid: Grid) -> Tensor:
     """Return tokens [B, h w, D] as a map [B, D, h, w], without a copy."""
-    maps: Tensor = x.transpose(1, 2).unflatten(2, grid)
-    return maps
+    return x.transpose(1, 2).unflatten(2, grid)
 
 
 def resized(images: Tensor, side: int) -> Tensor:
@@ -138,12 +102,11 @@ def resized(images: Tensor, side: int) -> Tensor:
 
 def window_grids(size: Grid) -> list[Grid]:
     """Return the grid of windows after each step, for an image of (height, width)."""
-    height, width = size
     grids = []
     for kernel, stride, padding in WINDOWS:
-        height = (height + 2 * padding - kernel) // stride + 1
-        width = (width + 2 * padding - kernel) // stride + 1
-        grids.append((height, width))
+        height, width = ((side + 2 * padding - kernel) // stride + 1 for side in size)
+        size = (height, width)
+        grids.append(size)
     return grids
 
 

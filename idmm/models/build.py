@@ -212,10 +212,9 @@ def linear_classifiers(model: Backbone) -> list[nn.Linear | nn.Conv2d]:
     width = feature_width(model)
     layers: list[nn.Linear | nn.Conv2d] = []
     for layer in classifiers(model):
-        if not isinstance(layer, nn.Linear):
-            if not isinstance(layer, nn.Conv2d) or layer.kernel_size != (1, 1):
-                return []
-        if layer.bias is None or layer.weight.shape[1] != width:
+        if not isinstance(layer, nn.Linear | nn.Conv2d) or layer.bias is None:
+            return []
+        if layer.weight.shape[1:].numel() != width:
             return []
         layers.append(layer)
     linear_weights = {parameter for layer in layers for parameter in layer.parameters()}
@@ -283,13 +282,12 @@ def one_image_norms(model: nn.Module, images: Tensor) -> Iterator[None]:
     def train_if_several_values(norm: nn.Module, inputs: tuple[Tensor]) -> None:
         norm.train(inputs[0].numel() > inputs[0].shape[1])
 
-    modules = model.modules() if len(images) == 1 else ()
     with contextlib.ExitStack() as hooks:  # which it removes
-        for module in modules:
+        for module in model.modules():
             # synchronised ones have images of other processes
             if isinstance(module, nn.SyncBatchNorm) or not isinstance(module, _BatchNorm):
                 continue
-            if module.training:
+            if module.training and len(images) == 1:
                 hooks.callback(module.train)
                 hooks.enter_context(module.register_forward_pre_hook(train_if_several_values))
         yield

@@ -70,15 +70,13 @@ class ConvAttention(nn.Module):
             tokens = conv(features).flatten(2).transpose(1, 2)  # [B, N, D]
             if self.prefix:
                 tokens = torch.cat([prefix.to(tokens.dtype), tokens], dim=1)
-            parts: Tensor = linear(tokens).unflatten(2, (self.num_heads, -1))
-            return parts.transpose(1, 2)
+            return linear(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
 
         q = heads(self.conv_q, self.q)
         k = heads(self.conv_k, self.k)
         v = heads(self.conv_v, self.v)
         attended = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
-        output: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
-        return output
+        return self.proj(attended.transpose(1, 2).flatten(2))
 
 
 class ConvBlock(nn.Module):
@@ -118,8 +116,7 @@ class ConvStage(nn.Module):
         super().__init__()
         self.cls_token: nn.Parameter | None = None
         if prefix:
-            self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
-            nn.init.trunc_normal_(self.cls_token, std=0.02)
+            self.cls_token = nn.Parameter(nn.init.trunc_normal_(torch.zeros(1, 1, dim), std=0.02))
         kernel, stride, padding = window
         projection = nn.Conv2d(chans, dim, kernel, stride, padding)
         norm = LayerNorm2d(dim, eps=1e-5)
@@ -223,18 +220,15 @@ class CvT(Released, Backbone):
         """Return normalised tokens [B, 1 + h w, D], the class token first."""
         for stage in self.stages[:-1]:
             x = as_map(*stage(x))
-        tokens, _ = self.stages[-1](x)
-        normalised: Tensor = self.norm(tokens)
-        return normalised
+        return self.norm(self.stages[-1](x)[0])
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return logits, [B, 1 + h w, D] -> [B, num_classes], or the pooled features [B, D]."""
         pooled = global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=1)
-        features: Tensor = self.head_drop(pooled)
+        features = self.head_drop(pooled)
         if pre_logits:
             return features
-        logits: Tensor = self.head(features)
-        return logits
+        return self.head(features)
 
 
 _cfg = dict(pool_size=(14, 14), first_conv="stages.0.patch_embed.proj", classifier="head")

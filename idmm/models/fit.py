@@ -19,10 +19,11 @@ def resized(model: nn.Module, key: str, value: Tensor, target: Tensor) -> Tensor
     value = value.to(target.dtype)
     if value.shape == target.shape:
         return value
+    owner, _, name = key.rpartition(".")
     converted = None
-    if value.ndim == target.ndim and key.endswith("relative_position_bias_table"):
-        converted = _resized_table(model, key, value, target)
-    elif value.ndim == 3 and key.rpartition(".")[2] == "pos_embed":
+    if value.ndim == target.ndim and name.endswith("relative_position_bias_table"):
+        converted = _resized_table(model, owner, value, target)
+    elif value.ndim == 3 and name == "pos_embed":
         converted = _resized_positions(model, value, target)
     if converted is not None:
         return converted
@@ -30,17 +31,15 @@ def resized(model: nn.Module, key: str, value: Tensor, target: Tensor) -> Tensor
     raise ValueError(f"{saved_shape} in the checkpoint, {shape} in the model")
 
 
-def _resized_table(model: nn.Module, key: str, value: Tensor, target: Tensor) -> Tensor | None:
-    """Return a table of relative positions for the windows of the model, or None."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # timm's interpolation is deprecated in torch
+def _resized_table(model: nn.Module, owner: str, value: Tensor, target: Tensor) -> Tensor | None:
+    """Return a table of relative positions for the windows of its owner, or None."""
+    # timm's interpolation is deprecated in torch
+    with warnings.catch_warnings(action="ignore"):
         try:
-            attention: Any = model.get_submodule(key.rpartition(".")[0])
-            window = tuple(attention.window_size)
-            table: Tensor = resize_rel_pos_bias_table(value, window, target.shape)
+            attention: Any = model.get_submodule(owner)
+            return resize_rel_pos_bias_table(value, tuple(attention.window_size), target.shape)
         except (AssertionError, RuntimeError, AttributeError):
             return None
-    return table
 
 
 def _resized_positions(model: nn.Module, value: Tensor, target: Tensor) -> Tensor | None:
@@ -54,10 +53,7 @@ def _resized_positions(model: nn.Module, value: Tensor, target: Tensor) -> Tenso
     if not 0 <= prefix <= 2 or side**2 != count:  # the grid is not that of the tokens
         return None
     antialias = getattr(model, "antialias_positions", True)  # timm's default
-    positions: Tensor = resample_abs_pos_embed(
-        value, list(grid), [side, side], prefix, antialias=antialias
-    )
-    return positions
+    return resample_abs_pos_embed(value, list(grid), [side, side], prefix, antialias=antialias)
 
 
 def adapt_input(

@@ -99,8 +99,7 @@ def _channels_first(features: Tensor, declared: str, aspect: float) -> Tensor:
     """Return a map [B, D, h, w] or [B, h, w, D] as the former."""
     _, a, b, c = features.shape
     looks_last = _stretch((a, b), aspect) < _stretch((b, c), aspect)
-    last = declared.endswith("NHWC") or looks_last
-    if last and not declared.endswith("NCHW"):
+    if declared.endswith("NHWC") or (looks_last and not declared.endswith("NCHW")):
         return features.permute(0, 3, 1, 2)
     return features
 
@@ -111,26 +110,16 @@ def _as_map(tokens: Tensor, declared: int | None, aspect: float) -> Tensor | Non
     P is the declared number of other tokens, or 0, as those of blocks may lack them.
     """
     prefixes = (0, 1, 2) if declared is None else (declared, 0)
-    best = None
+    grids = []
     for prefix in prefixes:
-        grid = _factors(tokens.shape[1] - prefix, aspect)
-        if grid is None:
-            continue
-        if best is None or _stretch(grid, aspect) < _stretch(best[0], aspect):
-            best = grid, prefix
-    if best is None:
+        count = tokens.shape[1] - prefix
+        for rows in range(1, count + 1):
+            if count % rows == 0:
+                grids.append((prefix, (rows, count // rows)))
+    prefix, grid = min(grids, key=lambda one: _stretch(one[1], aspect))
+    if _stretch(grid, aspect) > _SLACK:
         return None
-    grid, prefix = best
     return as_map(tokens[:, prefix:], grid)
-
-
-def _factors(count: int, aspect: float) -> Grid | None:
-    """Return rows and columns of a number of tokens with about the image's aspect, or None."""
-    pairs = [(rows, count // rows) for rows in range(1, count + 1) if count % rows == 0]
-    best = min(pairs, key=lambda pair: _stretch(pair, aspect), default=None)
-    if best is not None and _stretch(best, aspect) <= _SLACK:
-        return best
-    return None
 
 
 def _stretch(grid: Grid, aspect: float) -> float:

@@ -185,8 +185,7 @@ class Hog(Backbone):
         """Return logits, [B, D] -> [B, num_classes], or the unchanged features."""
         if pre_logits:
             return x
-        logits: Tensor = self.head(x)
-        return logits
+        return self.head(x)
 
 
 default_cfgs = generate_default_cfgs({"hog": dict(input_size=(3, SIDE, SIDE), classifier="head")})

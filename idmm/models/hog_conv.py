@@ -16,7 +16,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import Tensor, nn
 
 from idmm.batch import Batch
-from idmm.models.base import Backbone, PartlyFixed, any_tensor, resized
+from idmm.models.base import any_tensor, resized
 from idmm.models.build import Kwargs, create_backbone, feature_width
 from idmm.models.hog import SIDE, SMALL, Hog
 from idmm.seeding import derive
@@ -35,8 +35,6 @@ CONVNET: dict[str, Any] = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 
 class PixelNetwork(nn.Module):
     """A timm model without classifier on images resized to ``size`` (pixels)."""
 
-    network: Backbone
-
     def __init__(self, in_chans: int, name: str, kwargs: Kwargs, size: int):
         super().__init__()
         self.network = create_backbone(name, in_chans=in_chans, **kwargs)
@@ -49,11 +47,10 @@ class PixelNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the pooled features, [B, C, H, W] -> [B, d]."""
-        features: Tensor = self.network(resized(x, self.size))
-        return features
+        return self.network(resized(x, self.size))
 
 
-class HogConv(Hog, PartlyFixed):
+class HogConv(Hog):
     """Hand-made features that do not learn, joined with those of a ConvNet that does; timm's
     interface.
 
@@ -88,7 +85,6 @@ class HogConv(Hog, PartlyFixed):
     centre: Tensor
     components: Tensor
     learned_weight: Tensor
-    start_images = IMAGES
 
     def __init__(
         self,
@@ -117,8 +113,7 @@ class HogConv(Hog, PartlyFixed):
         # of the ConvNet's features after training
         self.register_buffer("learned_weight", torch.ones(()))
         self.fixed = fixed
-        self.margin = say
-        self.weighs_learned = say != 0
+        self.say = say
         self.num_features = fixed
         if learned:
             self.learned = PixelNetwork(in_chans, **learned)
@@ -177,19 +172,29 @@ class HogConv(Hog, PartlyFixed):
         A margin is the logit of the class less the mean of the others. On its training images a
         ConvNet comes to the margin at which its loss with ``smoothing`` is least. Without
         smoothing the margin has no limit, and nothing is set.
+
+        Args:
+            logits: Of the classifier on fixed features for the training images, [N, K].
+            labels: Their classes, int64 [N].
+            smoothing: Label smoothing of the training that follows.
         """
-        if not self.weighs_learned or not smoothing:
+        if not self.say or not smoothing:
             return
         classes = logits.shape[1]
         right = logits.gather(1, labels[:, None])[:, 0]
         others = (logits.sum(1) - right) / (classes - 1)
         margin = (right - others).mean()
         limit = math.log(1 + (1 - smoothing) * classes / smoothing)
-        self.learned_weight.copy_(self.margin * margin / limit)
+        self.learned_weight.copy_(self.say * margin / limit)
 
     @torch.no_grad()
     def learn_start(self, batches: Iterable[Batch], seed: int) -> None:
-        """Find the dictionary and the components."""
+        """Find the dictionary and the components.
+
+        Args:
+            batches: With ``images``, normalised, float [B, C, H, W].
+            seed: Of what is drawn.
+        """
         draw = torch.Generator().manual_seed(derive(seed, "start"))
         parts = [self._inputs(batch["images"]) for batch in batches]
         inputs = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]

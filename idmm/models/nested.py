@@ -120,7 +120,8 @@ def best_network(
         for name, value in networks[prefix].items():
             if name in targets:
                 points += 1 + (value.shape == targets[name].shape)
-        return points, _rank(prefix)
+        words = set(re.split(r"[._]", prefix))
+        return points, max(2 * bool(words & PREFERRED), not words & AVOIDED)
 
     best = max(networks, key=similarity)
     if 2 * len(networks[best].keys() & targets.keys()) < len(targets):
@@ -132,11 +133,3 @@ def _prefixes(name: str) -> list[str]:
     """Return the beginnings of a name that end with a dot, and the empty one."""
     dots = [match.end() for match in re.finditer(r"\.", name)]
     return ["", *(name[:end] for end in dots[:MAX_DEPTH])]
-
-
-def _rank(prefix: str) -> int:
-    """Return how far networks of a prefix are preferred, 0 to 2."""
-    words = set(re.split(r"[._]", prefix))
-    if words & PREFERRED:
-        return 2
-    return int(not words & AVOIDED)

@@ -1,11 +1,11 @@
 """Resolve a run's backbone before it is built, from the config and the checkpoint in ``init``."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import nn
 
 from idmm import config
+from idmm.config.commands import ProbeConfig, TrainCommand
 from idmm.config.stages import Backbone as ModelConfig
 from idmm.errors import Fault, UserError
 from idmm.models.base import Backbone
@@ -16,23 +16,12 @@ from idmm.seeding import derive, seeded
 
 DEFAULT_MODEL = "deit_tiny_patch16_224"
 _IMAGENET = {"mean": config.IMAGENET_MEAN, "std": config.IMAGENET_STD}
+_OF_IMAGES = ("num_classes", "img_size", "in_chans")  # arguments that are not of the architecture
 _CONFLICT = "Leave it out or make it agree"
-
-
-class WithModel(Protocol):
-    """What a config says of the model and of its images."""
-
-    @property
-    def init(self) -> str | None:
-        """Initial weights."""
-
-    @property
-    def model(self) -> ModelConfig:
-        """The backbone."""
-
-    @property
-    def data(self) -> config.Data:
-        """The images."""
+# those that say what the model and its images are
+WithModel = (
+    config.PretrainConfig | config.FinetuneConfig | config.DenseConfig | ProbeConfig | TrainCommand
+)
 
 
 @dataclass(frozen=True)
@@ -66,11 +55,7 @@ class ModelSpec:
             kwargs["in_chans"] = self.in_chans
         with seeded(derive(seed, "model")):
             model = create_backbone(
-                self.name,
-                size,
-                drop_path=self.drop_path,
-                dynamic_size=dynamic,
-                **kwargs,
+                self.name, size, drop_path=self.drop_path, dynamic_size=dynamic, **kwargs
             )
         self.set_statistics(model)
         return model
@@ -83,9 +68,7 @@ class ModelSpec:
         Returns:
             A report for the log, or None without ``init``.
         """
-        report = None
-        if self.init is not None:
-            report = self.init.load_into(model)
+        report = None if self.init is None else self.init.load_into(model)
         self.set_statistics(model)
         return report
 
@@ -160,9 +143,7 @@ def _architecture(model: ModelConfig, init: Checkpoint | None) -> tuple[str, Kwa
             text = f"'{init.source}' does not name its model"
             raise UserError(Fault("model.name", text, "Give its timm name"))
         return model.name, model.kwargs
-    kwargs = dict(init.kwargs)
-    for key in ("num_classes", "img_size", "in_chans"):
-        kwargs.pop(key, None)
+    kwargs = {key: value for key, value in init.kwargs.items() if key not in _OF_IMAGES}
     faults = []
     if model.name not in (None, init.name):
         text = f"'{model.name}', but '{init.source}' is {init.name}"
@@ -184,10 +165,11 @@ def _check_ranges(value_range: Range, chans: int, bands: list[int] | None) -> No
     count = len(value_range)
     if bands is None and chans in (1, 3):
         text = f"{count} ranges, expected one for pictures, [low, high]"
-        raise UserError(Fault("data.range", text))
-    if count != chans:
+    elif count != chans:
         text = f"{count} ranges, expected one per channel, {chans}"
-        raise UserError(Fault("data.range", text))
+    else:
+        return
+    raise UserError(Fault("data.range", text))
 
 
 def _statistic(

@@ -176,10 +176,9 @@ class T2TViT(Released, VisionTransformer):
         grid = list(x.shape[1:3])
         first = self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype)
         tokens = torch.cat([first, x.flatten(1, 2)], dim=1)
-        positions: Tensor = resample_abs_pos_embed(
+        return tokens + resample_abs_pos_embed(
             self.pos_embed, grid, built, antialias=self.antialias_positions
         )
-        return tokens + positions
 
 
 _cfg = dict(fixed_input_size=True, crop_pct=0.9, classifier="head")

@@ -66,14 +66,12 @@ class Checkpoint:
     @property
     def in_chans(self) -> int:
         """Channels of the images (3 if the JSON has no number)."""
-        chans: int = self.kwargs.get("in_chans", 3)
-        return chans
+        return self.kwargs.get("in_chans", 3)
 
     @property
     def range(self) -> Range:
         """Value range of images with more than 8 bits."""
-        value_range: Range = self.extra.get("range", "auto")
-        return value_range
+        return self.extra.get("range", "auto")
 
     @property
     def bands(self) -> list[int] | None:
@@ -104,7 +102,7 @@ class Checkpoint:
         targets = _without_indices(model.state_dict())
         needed = targets
         if drop_classifier:
-            needed = {key: target for key, target in targets.items() if key in backbone}
+            needed = {key: targets[key] for key in targets if key in backbone}
         prefix, state = best_network(model, _without_indices(self.state), needed)
         self._check_overlap(model, backbone, state)
         state, adapted = adapt_input(model, state, self.fault)
@@ -120,9 +118,7 @@ class Checkpoint:
             except ValueError as error:
                 faults.append(f"{key}: {error}")
                 continue
-            names = report.loaded
-            if fitted[key].shape != value.shape:
-                names = report.resized
+            names = report.loaded if fitted[key].shape == value.shape else report.resized
             names.append(key)
         if faults:
             text = (
@@ -216,10 +212,8 @@ def read_checkpoint(path: AnyPath, field: str = "", stem: str = "backbone") -> C
     info = saved_info(path)
     _check_preprocessing(info, path.with_suffix(".json"), field)
     info.pop("channels", None)  # kwargs has them
-    metadata = {}
-    for key in ("name", "kwargs", "size", *_PREPROCESSING):
-        if key in info:
-            metadata[key] = info.pop(key)
+    keys = info.keys() & {"name", "kwargs", "size", *_PREPROCESSING}
+    metadata = {key: info.pop(key) for key in keys}
     return Checkpoint(state, str(path), field, **metadata, extra=info)
 
 
@@ -235,12 +229,10 @@ def _check_preprocessing(info: dict[str, Any], path: Path, field: str) -> None:
             lambda: parsing.build(Data, values),
             lambda: parsing.build(Augment, crop),
         )
-    except UserError as error:
-        faults = list(error.faults)
-    else:
-        if "crop_pct" in info:
-            info["crop_pct"] = augment.crop_pct
+        info["crop_pct"] = augment.crop_pct
         faults = _wrong_lengths(info, data)
+    except UserError as error:
+        faults = [*error.faults]
     if faults:
         named = [weights_fault(path, field, f"{one.field}: {one.text}", one.hint) for one in faults]
         raise UserError(*named)
@@ -365,9 +357,8 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
     }
     for key in _PREPROCESSING:
         config[key] = getattr(saved, key)
-    for key in ("range", "bands"):
-        if key in saved.extra:
-            config[key] = saved.extra[key]
+    for key in saved.extra.keys() & {"range", "bands"}:
+        config[key] = saved.extra[key]
     model.pretrained_cfg = config
     model.default_cfg = config
     return model.eval()
@@ -400,9 +391,10 @@ def save_model(folder: AnyPath, stem: str, model_state: Tensors, **fields: Any) 
         **saved.extra,
     }
     # tied weights are written twice, because safetensors refuses shared memory
-    copies = {}
-    for name, value in model_state.items():
-        copies[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+    copies = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in model_state.items()
+    }
     path = Path(folder, stem)
     with (
         replacing(path.with_suffix(".json")) as info_file,

@@ -23,8 +23,9 @@ from idmm.evaluation.evaluate import (
     fit_temperature,
 )
 from idmm.evaluation.monitor import FLOORS, spread
-from idmm.models.base import Backbone, PartlyFixed
+from idmm.models.base import Backbone
 from idmm.models.build import linear_classifiers, one_image_norms
+from idmm.models.hog_conv import IMAGES, HogConv
 from idmm.models.vit_init import can_init_vit, init_vit
 from idmm.progress import log
 from idmm.runs.measure import build_accuracy, enough_for, eval_batches, image_features
@@ -49,8 +50,8 @@ def start_weights(run: LabelledRun, phase: Phase, model: Backbone, train: ImageS
     report = run.spec.load(model)
     if report is not None:
         log.info("%s", report)
-    elif isinstance(model, PartlyFixed):  # whatever model.start: random features are of no use
-        numbers = numpy_rng(seed, "features").permutation(len(train))[: model.start_images]
+    elif isinstance(model, HogConv):  # whatever model.start: random features are of no use
+        numbers = numpy_rng(seed, "features").permutation(len(train))[:IMAGES]
         images = np.repeat(numbers, distributed.world())
         model.learn_start(eval_batches(run, train, phase.size, batch_size, images=images), seed)
         log.info("%s: filters and components from %d training images", name, len(numbers))
@@ -167,12 +168,12 @@ def fit_classifier(
         train: The images, with their labels.
     """
     width = features.shape[1]
-    partly_fixed = model if isinstance(model, PartlyFixed) else None
+    partly_fixed = model if isinstance(model, HogConv) else None
     is_scaled = False
     if partly_fixed is not None:
         features = features[:, : partly_fixed.fixed]  # others are worth nothing before training
         # then training does not see these logits, and others are scaled to them
-        is_scaled = partly_fixed.weighs_learned
+        is_scaled = partly_fixed.say != 0
     fitted = None
     if distributed.rank() == 0:
         weight, bias = _fitted(features, train, config, model.num_classes, is_scaled)
