@@ -8,7 +8,6 @@ labels per class (mean over 5 draws). Finished cells are skipped: repeat the com
 """
 
 import argparse
-import contextlib
 import json
 from pathlib import Path
 
@@ -95,7 +94,7 @@ def measure(backbone) -> dict:
         batches = centre_crops(
             store, SIZE, 0.875, config.IMAGENET_MEAN, config.IMAGENET_STD, 256, workers=0
         )
-        features.append(extract_features(backbone, batches, "cpu", contextlib.nullcontext).numpy())
+        features.append(extract_features(backbone, batches, "cpu").numpy())
     (train, test), labels, truth = features, splits.train.labels, splits.test.labels
     probes = []
     for draw in range(5):

@@ -137,11 +137,13 @@ def read_coco(root: Path, faults: list[Fault]) -> tuple[dict[str, Split], dict[i
         others = content.classes.items() - classes.items()
         if others:
             names = [f"{one[0]} '{one[1]}'" for one in content.classes.items() if one in others]
-            fault = (
-                f"'{files[part]}' has categories that are not in '{files['train']}': "
-                f"{listed(names)}"
+            faults.append(
+                Fault(
+                    "data.root",
+                    f"'{files[part]}' has categories that are not in '{files['train']}': "
+                    f"{listed(names)}",
+                )
             )
-            faults.append(Fault("data.root", fault))
     parts = {}
     for part, content in contents.items():
         parts[part] = _part(root, files[part], content, labels, faults)
@@ -159,8 +161,7 @@ def _opened(path: Path) -> _File:
         reasons: dict[tuple[int | str, ...], str] = {}
         for details in error.errors(include_url=False):
             reasons.setdefault(details["loc"][:3], _reason(details))  # the first one of a union
-        heading = f"'{path}' is not in COCO's format:"
-        raise UserError(*under(heading, [*reasons.values()])) from None
+        raise UserError(*under(f"'{path}' is not in COCO's format:", [*reasons.values()])) from None
     except UnicodeError as error:
         raise UserError(Fault("data.root", f"'{path}' is no text in UTF-8 ({error})")) from None
     ids = {
@@ -170,8 +171,9 @@ def _opened(path: Path) -> _File:
     for kind, counts in ids.items():
         repeated = listed(one for one, count in counts.items() if count > 1)
         if repeated:
-            fault = f"'{path}' has several {kind} with the id {repeated}"
-            raise UserError(Fault("data.root", fault))
+            raise UserError(
+                Fault("data.root", f"'{path}' has several {kind} with the id {repeated}")
+            )
     return file
 
 
@@ -218,16 +220,17 @@ def _part(
 
 def _have_outlines(path: Path, objects: dict[str, list[_Object]]) -> bool:
     """Return whether all objects have outlines. Warns if only some have."""
-    single = [one for one in itertools.chain.from_iterable(objects.values()) if not one.crowd]
-    without = [one for one in single if one.outline is None]
-    if without and len(without) < len(single):
+    all_objects = itertools.chain.from_iterable(objects.values())
+    outlines = [one.outline for one in all_objects if not one.crowd]
+    without = outlines.count(None)
+    if 0 < without < len(outlines):
         log.warning(
             "data.root: '%s': %d of %s have no outline, so only boxes are used",
             path,
-            len(without),
-            counted(len(single), "object"),
+            without,
+            counted(len(outlines), "object"),
         )
-    return bool(single) and not without
+    return bool(outlines) and not without
 
 
 def _target(

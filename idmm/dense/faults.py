@@ -35,11 +35,10 @@ def under(heading: str, reasons: Sequence[str]) -> list[Fault]:
 
 def read_each(split: Split, read_one: Callable[[Any], Result]) -> list[Result | BadImage]:
     """Return ``read_one(path)`` of each file, or a BadImage if it cannot be used."""
-
-    def read(i: int) -> Result:
-        return read_one(split.items[i])
-
-    return list(parallel_map(read, len(split), split.place, "reading sizes"))
+    results = parallel_map(
+        lambda i: read_one(split.items[i]), len(split), split.place, "reading sizes"
+    )
+    return list(results)
 
 
 def as_text(size: Size) -> str:

@@ -91,14 +91,11 @@ class Detector(MultiScaleBackbone):
             )
         else:
             self.pyramid = _SimplePyramid(self.channels, width)
-        number = 1
-        predictor = FastRCNNPredictor
-        if cascade:
-            number = len(IOUS)
-            predictor = SharedBoxPredictor
+        thresholds = IOUS if cascade else IOUS[:1]
+        predictor = SharedBoxPredictor if cascade else FastRCNNPredictor
         share = min(1.0, size / FULL_SIZE)
         models = []
-        for iou, box_weights in zip(IOUS[:number], BOX_WEIGHTS[:number], strict=True):
+        for iou, box_weights in zip(thresholds, BOX_WEIGHTS, strict=False):
             models.append(_rcnn(predictor, width, classes, masks, share, iou, box_weights))
         heads = [model.roi_heads for model in models]
         self.rpn = models[0].rpn

@@ -68,7 +68,7 @@ def resized_to(image: Tensor, shape: Size) -> Tensor:
 
 
 def canvas_of(
-    shapes: Iterable[Size],
+    shapes: Iterable[Sequence[int]],
     side: int,
     short: float | None,
 ) -> Size:
@@ -140,7 +140,7 @@ class DenseTransform:
             return [sample[name].as_subclass(Tensor) for sample in samples]
 
         images = [normalise(image[None], self.mean, self.std)[0] for image in column("image")]
-        canvas = canvas_of([_size(image) for image in images], self.size, self.short)
+        canvas = canvas_of([image.shape[1:] for image in images], self.size, self.short)
         # padded with the mean
         batch: Batch = {"images": torch.stack([on_canvas(image, canvas) for image in images])}
         if "boxes" in samples[0]:
@@ -161,11 +161,9 @@ class DenseTransform:
             position, top, left, flip = torch.rand(4).tolist()
             low, high = self.short_range or self.augment.scale
             drawn = low + (high - low) * position
-            if self.short_range:
-                sample = self._scaled(i, 1.0, drawn)
-            else:
-                sample = self._scaled(i, drawn)
-            h, w = _size(sample["image"])
+            short = drawn if self.short_range else None
+            sample = self._scaled(i, drawn, short)
+            h, w = sample["image"].shape[1:]
             height = min(h, self.size)
             width = min(w, self.size)
             if (height, width) != (h, w):
@@ -210,11 +208,6 @@ class DenseTransform:
             masks = torch.from_numpy(target.masks(h, w)[single])
             sample["masks"] = tv_tensors.Mask(masks)
         return SANITIZE(sample)
-
-
-def _size(image: Tensor) -> Size:
-    height, width = image.shape[-2:]
-    return height, width
 
 
 def _apply(sample: Tensors, function: Callable[[Any], Tensor]) -> Tensors:

@@ -1,6 +1,5 @@
 """The baseline of every accuracy: logistic regression on the features of :mod:`idmm.models.hog`."""
 
-import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -59,7 +58,7 @@ def features(batches: Iterable[Batch], mean: Sequence[float], std: Sequence[floa
     """
     model = Hog(len(mean), num_classes=0)
     model.set_statistics(mean, std)
-    return extract_features(model, batches, "cpu", contextlib.nullcontext).numpy()
+    return extract_features(model, batches, "cpu").numpy()
 
 
 def measure(

@@ -251,20 +251,17 @@ def fit_linear(
     Returns:
         weight [K, d] and bias [K], float64.
     """
-    pipeline = fitted(train, labels, strength, class_weight)
-    scaler = pipeline[0]
-    linear = pipeline[1]
+    scaler, linear = fitted(train, labels, strength, class_weight)
     rows = linear.coef_.astype(np.float64)
     shift = linear.intercept_.astype(np.float64)
     if len(rows) == 1:  # with two classes scikit-learn has only the difference of the logits
         rows = np.concatenate([-rows, rows]) / 2
         shift = np.concatenate([-shift, shift]) / 2
-    rows = rows / scaler.scale_
-    shift = shift - rows @ scaler.mean_
+    rows /= scaler.scale_
     weight = np.zeros((classes, rows.shape[1]))
     bias = np.full(classes, -np.inf)
     weight[linear.classes_] = rows
-    bias[linear.classes_] = shift
+    bias[linear.classes_] = shift - rows @ scaler.mean_
     return weight, bias
 
 

@@ -38,8 +38,7 @@ def effective_rank(rows: Tensor) -> float:
     It goes from 1, if all lie on a line, to min(N - 1, d). It is 0 if all are one point (Roy and
     Vetterli, EUSIPCO 2007).
     """
-    centred = rows.double() - rows.double().mean(0)
-    values = torch.linalg.svdvals(centred)
+    values = torch.linalg.svdvals(rows.double() - rows.double().mean(0))
     if float(values.sum()) <= 1e-12 * max(1.0, float(rows.abs().max())):
         return 0.0
     share = values / values.sum()
@@ -72,7 +71,7 @@ class CollapseMonitor(Evaluator):
             values |= self.method.diagnose(on_device, torch.from_numpy(self.numbers).to(device))
         if self.images > FEWEST and not self.warned:
             warning = collapse(values, self.history())
-            if warning is not None:
+            if warning:
                 self.warned = True
                 log.warning("%s", warning)
         return {name: round(value, 4) for name, value in values.items()}
@@ -83,16 +82,12 @@ def collapse(values: dict[str, float], history: list[dict[str, Any]]) -> str | N
     ``history``."""
     for name, floor in FLOORS.items():
         best = max((record[name] for record in history if name in record), default=0.0)
-        if best and values[name] < max(floor, SHARE * best):
-            return (
-                f"collapse: {name} is {values[name]:.3g}, {best:.3g} at best before: "
-                "the images look the same to the network. "
-                "Try a lower --train.lr, larger batches or a longer warm-up"
-            )
-        if values[name] < floor:
-            return (
-                f"collapse: {name} is {values[name]:.3g}: "
-                "the images look the same to the network. "
-                "Try a lower --train.lr, larger batches or a longer warm-up"
-            )
+        if values[name] >= max(floor, SHARE * best):
+            continue
+        before = f", {best:.3g} at best before" if best else ""
+        return (
+            f"collapse: {name} is {values[name]:.3g}{before}: "
+            "the images look the same to the network. "
+            "Try a lower --train.lr, larger batches or a longer warm-up"
+        )
     return None

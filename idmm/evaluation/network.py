@@ -51,7 +51,7 @@ def extract_features(
     backbone: nn.Module,
     batches: Iterable[Batch],
     device: str,
-    autocast: Callable[[], AbstractContextManager[Any]],
+    autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     forward: Forward = pooled,
     local: bool = False,
 ) -> Tensor:
@@ -147,11 +147,14 @@ class Network:
         """
         with self.enough_memory():
             outputs = extract_features(
-                self.model, batches, self.device, contextlib.nullcontext, forward, True
+                self.model, batches, self.device, forward=forward, local=True
             ).numpy()
         if not np.isfinite(outputs).all():
-            fault = "its outputs are not finite"
-            raise UserError(Fault(self.label, fault, "Train again with a lower --train.lr"))
+            raise UserError(
+                Fault(
+                    self.label, "its outputs are not finite", "Train again with a lower --train.lr"
+                )
+            )
         return outputs
 
     def enough_memory(self) -> AbstractContextManager[None]:
@@ -173,9 +176,13 @@ class Network:
             store, self.size, self.crop_pct, self.mean, self.std, self.batch_size, workers
         )
         features = self.outputs(counting(batches, len(store), f"features of {part}"))
-        seconds = duration(time.monotonic() - started_at)
-        images = counted(len(store), "image")
-        log.info("%s: features of %s (%s) in %s", self.label, part, images, seconds)
+        log.info(
+            "%s: features of %s (%s) in %s",
+            self.label,
+            part,
+            counted(len(store), "image"),
+            duration(time.monotonic() - started_at),
+        )
         return features
 
     def readable(self, split: Split, forward: Forward, label: str) -> tuple[Split, Floats]:

@@ -84,8 +84,7 @@ class PredictionList(list[Prediction]):
         for path, row in zip(self.paths, self.probabilities, strict=True):
             likeliest = np.argsort(-row, kind="stable")[:top_k]
             top = [(classes[c], float(row[c])) for c in likeliest]
-            label, probability = top[0]
-            self.append(Prediction(path, label, probability, top))
+            self.append(Prediction(path, *top[0], top))
 
     def _repr_html_(self) -> str:
         return html_table([(one.path, one.label, one.probability) for one in self])
@@ -134,9 +133,7 @@ class Classifier:
             self._network, images, _probabilities, len(self.classes), on_error, "predicting"
         )
         predictions = PredictionList(outputs, self.classes, top_k)
-        if is_single(images):
-            return predictions[0]
-        return predictions
+        return predictions[0] if is_single(images) else predictions
 
 
 def load_backbone_network(
@@ -215,8 +212,9 @@ def load_classifier(
     saved = read_checkpoint(run_or_file, field, "model")
     classes = saved.extra.get("classes")
     if not classes:
-        text = "has no classifier: its JSON lists no classes, expected a fine-tuned run"
-        raise UserError(saved.fault(text))
+        raise UserError(
+            saved.fault("has no classifier: its JSON lists no classes, expected a fine-tuned run")
+        )
     return Classifier(Network.from_checkpoint(saved, len(classes), device, batch_size), classes)
 
 

@@ -96,7 +96,7 @@ def likely_duplicates(rows: Floats) -> Pairs:
     best = score.reshape(near.index.shape).max(axis=1)
     quartile, median = np.percentile(best, [25, 50])
     pairs = np.sort(np.stack([first, second], axis=1), axis=1)
-    order = np.lexsort((pairs[:, 1], pairs[:, 0], -score))
+    order = np.lexsort((*pairs.T[::-1], -score))
     _, unique = np.unique(pairs[order], axis=0, return_index=True)
     order = order[np.sort(unique)]  # each pair once
     return Pairs(pairs[order], score[order], float(median + ABOVE * (median - quartile)))

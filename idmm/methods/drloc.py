@@ -61,8 +61,7 @@ class Localization(nn.Module):
 
     def _run(self, backbone: Backbone, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return features and the grids of the loss: the final one, or one for each block."""
-        height, width = images.shape[-2:]
-        size = (height, width)
+        size = images.shape[-2:]
         if self.config.mode != "l1_all":
             features = backbone.forward_features(images)
             return features, [as_grid(backbone, features, size)]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-Grid = tuple[int, int]
+Grid = Sequence[int]  # rows and columns, or height and width
 Tensors = dict[str, Tensor]
 # kernel, stride and padding of each step from pixels to tokens
 WINDOWS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
@@ -102,10 +102,9 @@ def resized(images: Tensor, side: int) -> Tensor:
 
 def window_grids(size: Grid) -> list[Grid]:
     """Return the grid of windows after each step, for an image of (height, width)."""
-    grids = []
+    grids: list[Grid] = []
     for kernel, stride, padding in WINDOWS:
-        height, width = ((side + 2 * padding - kernel) // stride + 1 for side in size)
-        size = (height, width)
+        size = tuple((side + 2 * padding - kernel) // stride + 1 for side in size)
         grids.append(size)
     return grids
 

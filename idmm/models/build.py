@@ -82,8 +82,13 @@ def create_backbone(
     check_name(name)
     used = [key for key in _LOADING if kwargs.get(key)]
     if used:
-        text = f"{name} has {listed(used)}, but {_RESERVED[used[0]]}"
-        raise UserError(Fault("model.kwargs", text, "Leave it out"))
+        raise UserError(
+            Fault(
+                "model.kwargs",
+                f"{name} has {listed(used)}, but {_RESERVED[used[0]]}",
+                "Leave it out",
+            )
+        )
     kwargs = {"num_classes": 0, **kwargs}
     optional: Kwargs = {"img_size": img_size, "drop_path_rate": drop_path}
     if dynamic_size:
@@ -96,8 +101,11 @@ def create_backbone(
         raise _build_error(name, kwargs, optional, error) from error
     missing = [method for method in _INTERFACE if not hasattr(model, method)]
     if missing:
-        text = f"{name!r} has no method {listed(missing)}, expected timm's interface"
-        raise UserError(Fault("model.name", text))
+        raise UserError(
+            Fault(
+                "model.name", f"{name!r} has no method {listed(missing)}, expected timm's interface"
+            )
+        )
     if img_size is not None:
         output = try_size(model, name, img_size, kwargs.get("in_chans", 3))
         width = _pooled_width(name, output)
@@ -120,16 +128,16 @@ def _accepted(name: str, kwargs: Kwargs, optional: Kwargs) -> Kwargs:
 
 def _pooled_width(name: str, output: object) -> int:
     """Return d of a model's output for an image, [1, d]. UserError if it is something else."""
-    returned: object = type(output)
-    if isinstance(output, Tensor):
-        returned = list(output.shape)
-        if output.ndim == 2:
-            return output.shape[1]
-    text = (
-        f"{name!r} with its model.kwargs returns {returned} for an image, "
-        "expected pooled features, [1, d]"
+    if isinstance(output, Tensor) and output.ndim == 2:
+        return output.shape[1]
+    returned = list(output.shape) if isinstance(output, Tensor) else type(output)
+    raise UserError(
+        Fault(
+            "model.name",
+            f"{name!r} with its model.kwargs returns {returned} for an image, "
+            "expected pooled features, [1, d]",
+        )
     )
-    raise UserError(Fault("model.name", text))
 
 
 def feature_width(model: Backbone) -> int:
@@ -140,11 +148,8 @@ def feature_width(model: Backbone) -> int:
     classifier (MobileNetV3, VGG, ...).
     """
     # not all of timm's models have these two
-    for name in ("feature_width", "head_hidden_size"):
-        width: int | None = getattr(model, name, None)
-        if width:
-            return width
-    return model.num_features
+    width = getattr(model, "feature_width", None) or getattr(model, "head_hidden_size", None)
+    return width or model.num_features
 
 
 def check_name(name: str) -> None:
@@ -160,8 +165,9 @@ def check_kwargs(kwargs: Kwargs) -> None:
     faults = []
     for key, remedy in _RESERVED.items():
         if key in kwargs:
-            text = f"{key} is {kwargs[key]!r}; {remedy}, leave it out"
-            faults.append(Fault("model.kwargs", text))
+            faults.append(
+                Fault("model.kwargs", f"{key} is {kwargs[key]!r}; {remedy}, leave it out")
+            )
     if faults:
         raise UserError(*faults)
 
@@ -323,8 +329,9 @@ def _build_error(name: str, kwargs: Kwargs, optional: Kwargs, error: Exception) 
             return _size_error(name, optional["img_size"], _one_line(error))
     model_kwargs = {key: value for key, value in kwargs.items() if key not in _RESERVED}
     if model_kwargs:
-        text = f"{name} refuses {model_kwargs!r}: {_one_line(error)}"
-        return UserError(Fault("model.kwargs", text))
+        return UserError(
+            Fault("model.kwargs", f"{name} refuses {model_kwargs!r}: {_one_line(error)}")
+        )
     return UserError(Fault("model.name", f"{name!r} cannot be built: {_one_line(error)}"))
 
 
@@ -344,8 +351,9 @@ def try_size(model: Backbone, name: str, img_size: Size, in_chans: int = 3) -> T
     if isinstance(embed, PatchEmbed) and not embed.dynamic_img_pad and accepts(name, "img_size"):
         rows, columns = to_2tuple(embed.patch_size)
         if height % rows or width % columns:  # timm would crop the border silently
-            reason = f"expected a multiple of its patch, {rows}x{columns} pixels"
-            raise _size_error(name, img_size, reason)
+            raise _size_error(
+                name, img_size, f"expected a multiple of its patch, {rows}x{columns} pixels"
+            )
     try:
         with torch.no_grad():
             output: Tensor = model.eval()(black_image(model, in_chans, img_size))
@@ -357,8 +365,7 @@ def try_size(model: Backbone, name: str, img_size: Size, in_chans: int = 3) -> T
 
 def _size_error(name: str, img_size: Size, reason: str) -> SizeError:
     height, width = to_2tuple(img_size)
-    text = f"image size {height}x{width}: {name} does not accept it: {reason}"
-    return SizeError(Fault("", text))
+    return SizeError(Fault("", f"image size {height}x{width}: {name} does not accept it: {reason}"))
 
 
 def _one_line(error: Exception) -> str:

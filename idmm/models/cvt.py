@@ -128,8 +128,7 @@ class ConvStage(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
         x = self.patch_embed(x)
-        height, width = x.shape[-2:]
-        grid = (height, width)
+        grid = x.shape[-2:]
         x = x.flatten(2).transpose(1, 2)  # [B, h w, dim]
         if self.cls_token is not None:
             first = self.cls_token.expand(x.shape[0], -1, -1)

@@ -93,11 +93,13 @@ def adapt_input(
         if value.shape[1] == in_chans:
             continue
         if value.ndim != 4 or value.shape[1] != 3:
-            text = (
-                f"{key} of {model_name(model)} is no convolution of RGB "
-                "and cannot be adapted to other channels"
+            raise UserError(
+                fault(
+                    f"{key} of {model_name(model)} is no convolution of RGB "
+                    "and cannot be adapted to other channels",
+                    "Leave out data.in_chans or init",
+                )
             )
-            raise UserError(fault(text, "Leave out data.in_chans or init"))
         adapted[key] = adapt_input_conv(in_chans, value)
         if in_chans == 1:
             change = f"{', '.join(adapted)}: from 3 channels to 1: summed"

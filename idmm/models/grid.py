@@ -32,8 +32,7 @@ def token_grid(model: Backbone, images: Tensor) -> Tensor:
     Raises:
         UserError: Its features do not form a grid.
     """
-    height, width = images.shape[-2:]
-    return as_grid(model, model.forward_features(images), (height, width))
+    return as_grid(model, model.forward_features(images), images.shape[-2:])
 
 
 @contextlib.contextmanager
@@ -51,8 +50,9 @@ def block_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
         if _BLOCK.search(name) and not is_list:
             blocks.append(module)
     if not blocks:
-        text = f"l1_all: {model_name(model)} has no transformer blocks"
-        raise UserError(Fault("drloc.mode", text))
+        raise UserError(
+            Fault("drloc.mode", f"l1_all: {model_name(model)} has no transformer blocks")
+        )
     outputs: list[Tensor] = []
 
     def collect(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -90,8 +90,9 @@ def as_grid(model: nn.Module, features: object, size: Grid) -> Tensor:
     elif isinstance(features, Tensor) and features.ndim == 3:
         maps = _as_map(features, getattr(model, "num_prefix_tokens", None), aspect)
     if maps is None:
-        text = f"the features of {model_name(model)} do not form a grid"
-        raise UserError(Fault("model.name", text))
+        raise UserError(
+            Fault("model.name", f"the features of {model_name(model)} do not form a grid")
+        )
     return maps
 
 

@@ -126,17 +126,17 @@ class Hog(Backbone):
 
     def __init__(self, in_chans: int = 3, num_classes: int = 1000, global_pool: str = ""):
         super().__init__()
-        mean: Sequence[float] = IMAGENET_MEAN
-        std: Sequence[float] = IMAGENET_STD
+        mean = torch.tensor(IMAGENET_MEAN)
+        std = torch.tensor(IMAGENET_STD)
         self.grey_weights: Sequence[float] = LUMA
         colours = math.prod(HSV_BINS)
         if in_chans != 3:
-            mean = [0.0] * in_chans
-            std = [1.0] * in_chans
+            mean = torch.zeros(in_chans)
+            std = torch.ones(in_chans)
             self.grey_weights = [1 / in_chans] * in_chans
             colours = CHANNEL_BINS * in_chans
-        self.register_buffer("mean", torch.tensor(mean))
-        self.register_buffer("std", torch.tensor(std))
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
         blocks = (SIDE // CELL - 1) ** 2
         self.hand_made = blocks * 4 * ORIENTATIONS + colours
         self.num_features = self.hand_made
@@ -150,17 +150,16 @@ class Hog(Backbone):
 
     def checkpoint_filter_fn(self, state_dict: Tensors) -> Tensors:
         """Return weights without mean and std of images with other channels."""
-        unfit = set()
+        fit = dict(state_dict)
         for name in ("mean", "std"):
-            if name in state_dict and state_dict[name].shape != self.mean.shape:
-                unfit.add(name)
-        return {name: value for name, value in state_dict.items() if name not in unfit}
+            if name in fit and fit[name].shape != self.mean.shape:
+                del fit[name]
+        return fit
 
     def pixels(self, x: Tensor) -> Tensor:
         """Return pixel values in [0, 1], [B, in_chans, H, W] -> [B, in_chans, 64, 64]."""
-        std = self.std[:, None, None]
-        mean = self.mean[:, None, None]
-        images = resized(x.float() * std + mean, SIDE)
+        values = x.float() * self.std[:, None, None] + self.mean[:, None, None]
+        images = resized(values, SIDE)
         # libraries differ in the last digits. 0.3 avoids ties
         return (images * 65535 + 0.3).floor() / 65535
 

@@ -131,17 +131,15 @@ class HogConv(Hog):
         sums = self.filters.sum((1, 2, 3))[:, None, None]
         likeness = F.conv2d(x, self.filters, stride=2) - mean * sums
         likeness = likeness / deviation - self.offsets[:, None, None]
-        like = F.relu(likeness - THRESHOLD)
-        unlike = F.relu(-likeness - THRESHOLD)
-        return torch.cat([like, unlike], dim=1)
+        # like, and unlike
+        return F.relu(torch.cat([likeness, -likeness], dim=1) - THRESHOLD)
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return pixels [B, C, 64, 64] of images [B, C, H, W], and a frozen network's features."""
         if self.frozen is None:
             return (self.pixels(x),)
         # while the rest learns its start, only this one is on a GPU
-        device = any_tensor(self.frozen).device
-        features = self.frozen(x.float().to(device))
+        features = self.frozen(x.float().to(any_tensor(self.frozen).device))
         return self.pixels(x), features.to(x.device)
 
     def _raw(self, pixels: Tensor, *features: Tensor) -> Tensor:
@@ -199,12 +197,12 @@ class HogConv(Hog):
         parts = [self._inputs(batch["images"]) for batch in batches]
         inputs = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
         self._learn_filters(inputs[0], draw)
-        chunks = zip(*(tensor.split(64) for tensor in inputs), strict=True)
-        raw = torch.cat([self._raw(*chunk) for chunk in chunks])
+        chunks = [tensor.split(64) for tensor in inputs]
+        raw = torch.cat(list(map(self._raw, *chunks)))
         self.centre.copy_(raw.mean(0))
         scales = []
-        for group in raw.split(self.groups, dim=1):  # all groups weigh the same
-            spread = group.std(0, correction=0)
+        # all groups weigh the same
+        for spread in raw.std(0, correction=0).split(self.groups):
             floor = 1e-3 * spread.max() + SMALL
             scales.append(1 / spread.clamp(min=floor) / math.sqrt(len(spread)))
         scale = torch.cat(scales)

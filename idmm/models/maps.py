@@ -30,7 +30,6 @@ class _Source(NamedTuple):
 
 def _deepest_maps(backbone: Backbone, image: Tensor) -> list[_Source]:
     """Return the deepest map of each stride, for an image [1, C, S, S]."""
-    size = image.shape[-1]
     layers: dict[int, Tensor] = {}
     with torch.no_grad():
         if hasattr(backbone, "forward_intermediates"):  # as most of timm's models
@@ -39,7 +38,7 @@ def _deepest_maps(backbone: Backbone, image: Tensor) -> list[_Source]:
         layers[FINAL] = token_grid(backbone, image)
     sources = {}
     for layer, features in layers.items():
-        stride = size / features.shape[-1]
+        stride = image.shape[-1] / features.shape[-1]
         sources[stride] = _Source(layer, stride, features.shape[1])
     return list(sources.values())
 
@@ -92,8 +91,7 @@ class MultiScaleBackbone(nn.Module):
         self.channels: list[int] = []
         layers = []
         for stride in STRIDES:
-            distances = [abs(math.log2(source.stride / stride)) for source in maps]
-            source = maps[distances.index(min(distances))]
+            source = min(maps, key=lambda one: abs(math.log2(one.stride / stride)))
             steps = max(0, round(math.log2(source.stride / stride)))
             self.levels.append(_upsampling(source.channels, steps))
             self.channels.append(source.channels >> steps)
@@ -120,8 +118,7 @@ class MultiScaleBackbone(nn.Module):
         if not self.layers:
             return [token_grid(self.backbone, images)]
         final, maps = self.backbone.forward_intermediates(images, indices=self.layers)
-        height, width = images.shape[-2:]
-        return [*maps, as_grid(self.backbone, final, (height, width))]
+        return [*maps, as_grid(self.backbone, final, images.shape[-2:])]
 
     def forward_features(self, images: Tensor) -> list[Tensor]:
         """Return the maps of images [B, C, H, W]: [B, channels[i], h, w].

@@ -118,8 +118,12 @@ def model_spec(config: WithModel, field: str = "init") -> ModelSpec:
         if values is None:
             values = _statistic(statistic, init, known, chans, bands)
         if values is not None and len(values) != chans:
-            text = f"{len(values)} values for {chans} channels, expected one per channel"
-            raise UserError(Fault(f"data.{statistic}", text))
+            raise UserError(
+                Fault(
+                    f"data.{statistic}",
+                    f"{len(values)} values for {chans} channels, expected one per channel",
+                )
+            )
         statistics[statistic] = values
     _check_ranges(value_range, chans, bands)
     return ModelSpec(
@@ -140,19 +144,28 @@ def _architecture(model: ModelConfig, init: Checkpoint | None) -> tuple[str, Kwa
         return model.name or DEFAULT_MODEL, model.kwargs
     if init.name is None:
         if model.name is None:
-            text = f"'{init.source}' does not name its model"
-            raise UserError(Fault("model.name", text, "Give its timm name"))
+            raise UserError(
+                Fault(
+                    "model.name", f"'{init.source}' does not name its model", "Give its timm name"
+                )
+            )
         return model.name, model.kwargs
     kwargs = {key: value for key, value in init.kwargs.items() if key not in _OF_IMAGES}
     faults = []
     if model.name not in (None, init.name):
-        text = f"'{model.name}', but '{init.source}' is {init.name}"
-        faults.append(Fault("model.name", text, _CONFLICT))
+        faults.append(
+            Fault("model.name", f"'{model.name}', but '{init.source}' is {init.name}", _CONFLICT)
+        )
     for key, value in model.kwargs.items():
         saved = kwargs.get(key)
         if saved != value:
-            text = f"{key} is {value!r}, but '{init.source}' has {saved!r}"
-            faults.append(Fault("model.kwargs", text, _CONFLICT))
+            faults.append(
+                Fault(
+                    "model.kwargs",
+                    f"{key} is {value!r}, but '{init.source}' has {saved!r}",
+                    _CONFLICT,
+                )
+            )
     if faults:
         raise UserError(*faults)
     return init.name, kwargs

@@ -108,8 +108,7 @@ class TokensToToken(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         layers = self.performer1, self.performer2, self.proj
-        height, width = x.shape[-2:]
-        grids = window_grids((height, width))
+        grids = window_grids(x.shape[-2:])
         for layer, (kernel, stride, padding), grid in zip(layers, WINDOWS, grids, strict=True):
             # [B, C, H, W] -> [B, C kernel^2, h w]
             windows = F.unfold(x, kernel, stride=stride, padding=padding)
@@ -172,12 +171,13 @@ class T2TViT(Released, VisionTransformer):
 
         [B, h, w, D] -> [B, 1 + h w, D].
         """
-        built = list(self.patch_embed.grid_size)
-        grid = list(x.shape[1:3])
         first = self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype)
         tokens = torch.cat([first, x.flatten(1, 2)], dim=1)
         return tokens + resample_abs_pos_embed(
-            self.pos_embed, grid, built, antialias=self.antialias_positions
+            self.pos_embed,
+            list(x.shape[1:3]),
+            self.patch_embed.grid_size,
+            antialias=self.antialias_positions,
         )
 
 

@@ -90,11 +90,10 @@ def _init_attention(attention: Any, generator: torch.Generator) -> None:
     query, key, value = attention.qkv.weight.chunk(3)  # [d, d] each
     width = query.shape[1]
     heads = attention.num_heads
-    rank = len(query) // heads
-    for rows in range(0, len(query), rank):
-        left, right = _factors(0.7, 0.7, width, rank, generator)
-        query[rows : rows + rank] = left.T
-        key[rows : rows + rank] = right
+    for head_query, head_key in zip(query.chunk(heads), key.chunk(heads), strict=True):
+        left, right = _factors(0.7, 0.7, width, len(head_query), generator)
+        head_query.copy_(left.T)
+        head_key.copy_(right)
     left, right = _factors(0.4, -0.4, width, len(value), generator)
     value.copy_(right)
     attention.proj.weight.copy_(left)
@@ -108,8 +107,7 @@ def _factors(
     It is noise Z + identity I, and Z is normal with variance 1 / width.
     """
     noisy = noise * torch.randn(width, width, generator=generator) / math.sqrt(width)
-    noisy = noisy + identity * torch.eye(width)
-    left, scale, right = torch.linalg.svd(noisy)
+    left, scale, right = torch.linalg.svd(noisy + identity * torch.eye(width))
     root = scale[:rank].sqrt()
     return left[:, :rank] * root, right[:rank] * root[:, None]
 

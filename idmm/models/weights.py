@@ -121,11 +121,12 @@ class Checkpoint:
             names = report.loaded if fitted[key].shape == value.shape else report.resized
             names.append(key)
         if faults:
-            text = (
-                f"does not fit {model_name(model)} (another model, other model.kwargs, "
-                f"or a size that cannot be converted): {listed(faults, 3)}"
+            raise UserError(
+                self.fault(
+                    f"does not fit {model_name(model)} (another model, other model.kwargs, "
+                    f"or a size that cannot be converted): {listed(faults, 3)}"
+                )
             )
-            raise UserError(self.fault(text))
         model.load_state_dict(fitted, strict=False)
         report.fresh = [key for key in targets if key not in fitted]
         return report
@@ -141,12 +142,13 @@ class Checkpoint:
             return
         known = _without_indices(model.state_dict())
         unknown = [name for name in state if name not in known]
-        text = (
-            f"is a checkpoint of another model: only {len(sizes) - len(missing)} of {len(sizes)} "
-            f"weights fit {model_name(model)}. Missing: {listed(missing, 3)}. "
-            f"Unknown: {listed(unknown, 3) or 'none'}"
+        raise UserError(
+            self.fault(
+                f"is a checkpoint of another model: only {len(sizes) - len(missing)} of {len(sizes)} "
+                f"weights fit {model_name(model)}. Missing: {listed(missing, 3)}. "
+                f"Unknown: {listed(unknown, 3) or 'none'}"
+            )
         )
-        raise UserError(self.fault(text))
 
 
 def _without_indices(state: Tensors) -> Tensors:
@@ -283,8 +285,13 @@ def public_file(text: str, field: str = "") -> Path:
         reason = in_short(error)
         if isinstance(error, LocalEntryNotFoundError):
             reason = "it is not in the cache, and the hub is out of reach or HF_HUB_OFFLINE is set"
-        message = f"cannot be fetched from '{config.hf_hub_id}' on {constants.ENDPOINT}: {reason}"
-        raise UserError(weights_fault(text, field, message)) from error
+        raise UserError(
+            weights_fault(
+                text,
+                field,
+                f"cannot be fetched from '{config.hf_hub_id}' on {constants.ENDPOINT}: {reason}",
+            )
+        ) from error
 
 
 def _public_checkpoint(text: str, field: str) -> Checkpoint:
@@ -336,12 +343,19 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
     """
     if saved.name is None:
         json_name = Path(saved.source).with_suffix(".json").name
-        text = f"the model's name is unknown, expected {json_name} next to it (name, kwargs)"
-        raise UserError(saved.fault(text))
+        raise UserError(
+            saved.fault(
+                f"the model's name is unknown, expected {json_name} next to it (name, kwargs)"
+            )
+        )
     task = saved.extra.get("task")
     if task:
-        text = f"is a network of idmm {task}"
-        raise UserError(saved.fault(text, "Give a classifier, or backbone.safetensors next to it"))
+        raise UserError(
+            saved.fault(
+                f"is a network of idmm {task}",
+                "Give a classifier, or backbone.safetensors next to it",
+            )
+        )
     kwargs = {**saved.kwargs, "num_classes": num_classes}
     built_size = kwargs.pop("img_size", None)
     model = create_backbone(saved.name, img_size or built_size, **kwargs)
