@@ -18,6 +18,7 @@ from idmm.dense.targets import Size
 from idmm.models.base import Tensors
 
 BoxWeights = tuple[float, float, float, float]
+PerImage = list[Tensor]  # a tensor for each image of a batch
 
 IOUS = (0.5, 0.6, 0.7)  # intersection over union from which a box is an object, per head
 # inverse standard deviations of the offsets (x, y, width, height), per head
@@ -63,7 +64,7 @@ class CascadeHeads(nn.Module):
     def forward(
         self,
         features: Tensors,
-        proposals: list[Tensor],
+        proposals: PerImage,
         sizes: list[Size],
         targets: list[Tensors] | None,
     ) -> tuple[list[Tensors], Tensors]:
@@ -84,7 +85,7 @@ class CascadeHeads(nn.Module):
     def _losses(
         self,
         images: "_Images",
-        proposals: list[Tensor],
+        proposals: PerImage,
         targets: list[Tensors],
     ) -> Tensors:
         totals: dict[str, Any] = defaultdict(float)
@@ -102,7 +103,7 @@ class CascadeHeads(nn.Module):
             proposals = _without(images.refined(head, offsets, boxes), boxes, true_boxes)
         return dict(totals)
 
-    def _detections(self, images: "_Images", proposals: list[Tensor]) -> list[Tensors]:
+    def _detections(self, images: "_Images", proposals: PerImage) -> list[Tensors]:
         last: RoIHeads = self.heads[-1]
         all_logits = []
         for head in self.heads:
@@ -132,13 +133,13 @@ class _Images(NamedTuple):
     features: Tensors  # maps of the pyramid
     sizes: list[Size]
 
-    def outputs(self, head: RoIHeads, boxes: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def outputs(self, head: RoIHeads, boxes: PerImage) -> tuple[Tensor, Tensor]:
         """Return logits [R, K + 1] and offsets [R, 4 (K + 1)] of all boxes."""
         pooled = head.box_roi_pool(self.features, boxes, self.sizes)  # [R, D, 7, 7]
         logits, offsets = head.box_predictor(head.box_head(pooled))
         return logits, offsets
 
-    def mask_logits(self, head: RoIHeads, boxes: list[Tensor]) -> Tensor:
+    def mask_logits(self, head: RoIHeads, boxes: PerImage) -> Tensor:
         """Return logits of masks within the boxes, [R, K + 1, 28, 28]."""
         pooled = head.mask_roi_pool(self.features, boxes, self.sizes)  # [R, D, 14, 14]
         return head.mask_predictor(head.mask_head(pooled))
@@ -146,10 +147,10 @@ class _Images(NamedTuple):
     def mask_loss(
         self,
         head: RoIHeads,
-        boxes: list[Tensor],
+        boxes: PerImage,
         targets: list[Tensors],
-        matches: list[Tensor],
-        labels: list[Tensor],
+        matches: PerImage,
+        labels: PerImage,
     ) -> Tensor:
         """Return the loss of the masks within boxes that are objects."""
         object_boxes = []
@@ -167,8 +168,8 @@ class _Images(NamedTuple):
         self,
         head: RoIHeads,
         offsets: Tensor,
-        boxes: list[Tensor],
-    ) -> list[Tensor]:
+        boxes: PerImage,
+    ) -> PerImage:
         """Return the boxes moved by a head's offsets, within their images, without a gradient."""
         moved = head.box_coder.decode(offsets.detach(), boxes)[:, 0]  # [R, K + 1, 4] -> [R, 4]
         parts = moved.split([len(box) for box in boxes])
@@ -176,10 +177,10 @@ class _Images(NamedTuple):
 
 
 def _without(
-    refined: list[Tensor],
-    boxes: list[Tensor],
-    true_boxes: list[Tensor],
-) -> list[Tensor]:
+    refined: PerImage,
+    boxes: PerImage,
+    true_boxes: PerImage,
+) -> PerImage:
     """Return the refined boxes without those that were true boxes, which each head samples."""
     remaining = []
     for moved, before, true in zip(refined, boxes, true_boxes, strict=True):

@@ -147,7 +147,7 @@ class Network:
         """
         with self.enough_memory():
             outputs = extract_features(
-                self.model, batches, self.device, forward=forward, local=True
+                self.model, batches, self.device, contextlib.nullcontext, forward, True
             ).numpy()
         if not np.isfinite(outputs).all():
             raise UserError(

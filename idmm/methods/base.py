@@ -13,8 +13,9 @@ from idmm.methods.drloc import Localization
 from idmm.models import Backbone
 from idmm.models.build import one_image_norms
 
+Values = dict[str, Tensor]  # scalars by name: a loss, and values for the log
 # of a backbone, with an extra loss and values for the log
-Output = tuple[Tensor, Tensor | float, dict[str, Tensor]]
+Output = tuple[Tensor, Tensor | float, Values]
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Method(nn.Module):
         """The backbone to export. The default is the one in training."""
         return self.backbone
 
-    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, key: int, epoch: int) -> Values:
         """Compute the loss of a batch.
 
         Args:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from idmm.batch import Batch
 from idmm.config import methods as options
-from idmm.methods.base import Method, RunInfo
+from idmm.methods.base import Method, RunInfo, Values
 from idmm.methods.common import MomentumEncoder, at_least_fp32, crops_of, full_precision
 from idmm.models import Backbone, feature_width
 from idmm.progress import log
@@ -59,7 +59,7 @@ class DINO(Method):
         share = min(1.0, epoch / max(1, self.warmup - 1)) if self.warmup else 1.0
         return WARMUP_TEMPERATURE + share * (self.teacher_temperature - WARMUP_TEMPERATURE)
 
-    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, key: int, epoch: int) -> Values:
         """Compute the loss of all crops in ``views``, of which the teacher sees the global ones."""
         crops = crops_of(batch)
         features, extra, logs = self.features(crops, key)  # [V*B, d]
@@ -86,9 +86,8 @@ class DINO(Method):
 
 
 def _head(width: int, hidden: int, dim: int, outputs: int) -> DINOProjectionHead:
-    with warnings.catch_warnings():
-        # the old weight_norm, which cannot be copied
-        warnings.simplefilter("ignore", FutureWarning)
+    # the old weight_norm, which cannot be copied
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
         head = DINOProjectionHead(width, hidden, dim, outputs)
     nn.utils.remove_weight_norm(head.last_layer)
     nn.utils.parametrizations.weight_norm(head.last_layer)  # the same, in a form that can

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from idmm.batch import Batch
 from idmm.config import Augment
-from idmm.methods.base import Method
+from idmm.methods.base import Method, Values
 from idmm.methods.common import mixed_cross_entropy
 from idmm.methods.mixing import Mix, draw_cutmix, draw_mixup, mixed_crops
 from idmm.models import Backbone
@@ -51,7 +51,7 @@ class Finetune(Method):
             self.backbone.eval()
         return self
 
-    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, key: int, epoch: int) -> Values:
         """Compute the loss of ``images`` [B, C, S, S] with classes ``label`` [B]."""
         mix = self._draw(batch["images"], epoch, numpy_rng(key, "mixing"))
         mixed = mixed_crops(batch["images"], batch["label"], mix)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from idmm.batch import Batch
 from idmm.config import methods as options
 from idmm.losses.instance import fits, instance_discrimination_loss, instance_losses, row_tiles
-from idmm.methods.base import Method, RunInfo
+from idmm.methods.base import Method, RunInfo, Values
 from idmm.methods.common import (
     added,
     at_least_fp32,
@@ -134,7 +134,7 @@ class IDMM(Method):
             layers = linear_classifiers(backbone)
             self.reads_pooled = len(layers) == 1 and isinstance(layers[0], nn.Linear)
 
-    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, key: int, epoch: int) -> Values:
         """Compute the loss of ``views`` (a list of [B, count, C, S, S]) of images ``index`` [B].
 
         With ``label_weight`` of classes ``label`` [B] too, -1 where there is none.
@@ -145,7 +145,7 @@ class IDMM(Method):
         features, extra, logs = self.features([group.views for group in groups], key)  # [V, d]
         return {"loss": self._instance(features, groups) + extra, **logs, **self._scale()}
 
-    def _joint(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
+    def _joint(self, batch: Batch, key: int, epoch: int) -> Values:
         """Return :meth:`forward` with labels."""
         targets = torch.stack([batch["index"], batch["label"]], dim=1)  # [B, 2]
         groups = mixed_groups(batch, targets, self.config.cutmix_alpha, key)
@@ -198,7 +198,7 @@ class IDMM(Method):
         rows = rows_of(groups, self.head(features))
         return self.classifier(*map(_with_rows, groups, rows))
 
-    def _scale(self) -> dict[str, Tensor]:
+    def _scale(self) -> Values:
         """Return the scale of a cosine layer, for the log."""
         if self.classifier.scale is None:
             return {}

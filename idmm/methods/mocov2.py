@@ -1,11 +1,10 @@
 """MoCo v2 (He et al., CVPR 2020; Chen et al., arXiv:2003.04297): a queue of earlier keys."""
 
 from lightly.loss import NTXentLoss
-from torch import Tensor
 
 from idmm.batch import Batch
 from idmm.config import methods as options
-from idmm.methods.base import Method, RunInfo
+from idmm.methods.base import Method, RunInfo, Values
 from idmm.methods.common import (
     MomentumEncoder,
     crops_of,
@@ -39,7 +38,7 @@ class MoCoV2(Method):
         for name, buffer in list(self.loss.memory_bank.named_buffers()):
             self.loss.memory_bank.register_buffer(name, buffer, persistent=True)
 
-    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, key: int, epoch: int) -> Values:
         """Compute the loss of the two crops in ``batch["views"]``, whose keys enter the queue."""
         one, other = crops_of(batch)
         features, extra, logs = self.features(one, key)  # [B, d]

@@ -8,7 +8,7 @@ from idmm.batch import Batch
 from idmm.config import methods as options
 from idmm.distributed import several_gpus
 from idmm.losses.contrastive import info_nce
-from idmm.methods.base import Method, RunInfo
+from idmm.methods.base import Method, RunInfo, Values
 from idmm.methods.common import MomentumEncoder, crops_of, full_precision, gather_batch
 from idmm.models import Backbone, feature_width
 from idmm.progress import log
@@ -35,7 +35,7 @@ class MoCoV3(Method):
         self.teacher = MomentumEncoder(backbone, self.head, config.momentum, info.steps)
         self.temperature = config.temperature
 
-    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, key: int, epoch: int) -> Values:
         """Compute the loss of the two crops in ``batch["views"]``."""
         queries = []
         keys = []

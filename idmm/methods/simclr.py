@@ -1,11 +1,10 @@
 """SimCLR (Chen et al., ICML 2020): two crops of an image against all other crops of the batch."""
 
 from lightly.loss import NTXentLoss
-from torch import Tensor
 
 from idmm.batch import Batch
 from idmm.config import methods as options
-from idmm.methods.base import Method, RunInfo
+from idmm.methods.base import Method, RunInfo, Values
 from idmm.methods.common import crops_of, full_precision, gather_batch, projection_head
 from idmm.models import Backbone
 
@@ -21,7 +20,7 @@ class SimCLR(Method):
         self.head = projection_head(backbone, config)
         self.loss = NTXentLoss(config.temperature)
 
-    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, key: int, epoch: int) -> Values:
         """Compute the loss of the two crops in ``batch["views"]``."""
         features, extra, logs = self.features(crops_of(batch), key)  # [2B, d]
         one, other = gather_batch(batch, *self.head(features).chunk(2))  # [B, dim] each

@@ -1,11 +1,9 @@
 """SupCon (Khosla et al., NeurIPS 2020): crops of a class against those of the others."""
 
-from torch import Tensor
-
 from idmm.batch import Batch
 from idmm.config import methods as options
 from idmm.losses.contrastive import sup_con
-from idmm.methods.base import Method, RunInfo
+from idmm.methods.base import Method, RunInfo, Values
 from idmm.methods.common import crops_of, full_precision, gather_batch, projection_head
 from idmm.models import Backbone
 
@@ -21,7 +19,7 @@ class SupCon(Method):
         self.head = projection_head(backbone, config)
         self.temperature = config.temperature
 
-    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, key: int, epoch: int) -> Values:
         """Compute the loss of all crops in ``views`` with classes ``label`` [B]."""
         crops = crops_of(batch)
         features, extra, logs = self.features(crops, key)  # [V*B, d]

@@ -3,11 +3,11 @@
 It is that of Table 6 of the IDMM paper.
 """
 
-from torch import Tensor, nn
+from torch import nn
 
 from idmm.batch import Batch
 from idmm.config import methods as options
-from idmm.methods.base import Method, RunInfo
+from idmm.methods.base import Method, RunInfo, Values
 from idmm.methods.common import (
     added,
     at_least_fp32,
@@ -29,7 +29,7 @@ class Supervised(Method):
         self.config = config
         self.classifier = nn.Linear(feature_width(backbone), info.classes or 0)
 
-    def forward(self, batch: Batch, key: int, epoch: int) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, key: int, epoch: int) -> Values:
         """Compute the loss of all crops in ``views`` with classes ``label`` [B]."""
         groups = mixed_groups(batch, batch["label"], self.config.cutmix_alpha, key)
         features, extra, logs = self.features([group.views for group in groups], key)  # [V, d]

@@ -100,18 +100,14 @@ def model_spec(config: WithModel, field: str = "init") -> ModelSpec:
     bands = data.bands
     value_range: Range = data.range
     chans = data.channels
+    if chans is None:
+        chans = 3 if init is None else init.in_chans
     known = None  # the checkpoint, if its values are valid for these channels
-    if init is not None:
-        chans = init.in_chans if chans is None else chans
-        if chans == init.in_chans and (bands is None or init.bands in (None, bands)):
-            known = init
-    elif chans is None:
-        chans = 3
-    if known is not None:
-        if bands is None:
-            bands = known.bands
+    if init is not None and init.in_chans == chans and init.bands in (None, bands or init.bands):
+        known = init
+        bands = bands or init.bands
         if value_range == "auto":
-            value_range = known.range
+            value_range = init.range
     statistics = {}
     for statistic in _IMAGENET:
         values = getattr(data, statistic)
@@ -198,6 +194,4 @@ def _statistic(
     values: list[float] = list(getattr(init, name))
     if bands is None and chans == 1 and len(values) == 3 and init.bands is None:
         return [round(sum(values) / 3, 6)]  # of grey images with weights from RGB
-    if known is None or len(values) != chans:
-        return None
-    return values
+    return values if known is not None and len(values) == chans else None

@@ -245,18 +245,15 @@ def _wrong_lengths(info: dict[str, Any], data: Data) -> list[Fault]:
     faults = []
     channels = info.get("kwargs", {}).get("in_chans", 3)
     for key, values in (("mean", data.mean), ("std", data.std)):
-        if values is None:
-            continue
-        info[key] = tuple(values)
-        if len(values) != channels:
-            faults.append(Fault(key, f"{len(values)} values for {channels} channels"))
+        if values is not None:
+            info[key] = tuple(values)
+            if len(values) != channels:
+                faults.append(Fault(key, f"{len(values)} values for {channels} channels"))
     classes = info.get("classes", [])
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         faults.append(Fault("classes", "expected a list of names"))
     sides = info.get("size") or 1
-    if not isinstance(sides, list):
-        sides = [sides]
-    for side in sides:
+    for side in sides if isinstance(sides, list) else [sides]:
         if not isinstance(side, int) or side < 1:
             faults.append(Fault("size", "expected a number of pixels"))
     return faults
