@@ -118,11 +118,8 @@ def _accepted(name: str, kwargs: Kwargs, optional: Kwargs) -> Kwargs:
     """Return the optional arguments that the model accepts, are not None and not in kwargs."""
     accepted = {}
     for key, value in optional.items():
-        if value is None or key in kwargs or not accepts(name, key):
-            continue
-        if isinstance(value, list):
-            value = tuple(value)
-        accepted[key] = value
+        if value is not None and key not in kwargs and accepts(name, key):
+            accepted[key] = tuple(value) if isinstance(value, list) else value
     return accepted
 
 

@@ -83,7 +83,7 @@ def hsv_histogram(rgb: Tensor) -> Tensor:
     red, green, blue = rgb.unbind(1)
     # [B, H, W]
     value = rgb.amax(1)
-    spread = rgb.amax(1) - rgb.amin(1)
+    spread = value - rgb.amin(1)
     wide = spread.clamp(min=SMALL)
     sextant = torch.where(value == green, 2 + (blue - red) / wide, 4 + (red - green) / wide)
     # in [-1, 5]; 0 if all channels are the same

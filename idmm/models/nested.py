@@ -70,9 +70,7 @@ def _content(path: Path) -> dict[Any, Any]:
         if path.suffix.lower() == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    if isinstance(content, dict):
-        return content
-    return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _weights(entries: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
