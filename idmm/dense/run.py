@@ -107,7 +107,7 @@ def _train(run: DenseRun, evaluate: type["DenseEvaluator"], metric: str) -> dict
             "test_size": len(stores.tested),
             **common_result(run, stores),
         }
-        run.folder.finish(result)
+        run.folder.write_result(result)
         return result
 
 

@@ -50,7 +50,7 @@ def train_classifier(run: FinetuneRun) -> dict[str, Any]:
             result = fit_classifier_only(run, images)
         else:
             result = train_phases(run, images)
-        run.folder.finish(result)
+        run.folder.write_result(result)
         return result
 
 

@@ -70,7 +70,7 @@ def per_fold(run: Run[F], train_one: Callable[[Run[F]], dict[str, Any]]) -> Resu
             return Result(folder.result())
         with logging_to(folder.path):
             result = pooled(results)
-            folder.finish(result)
+            folder.write_result(result)
             _log_result(config.out, result)
     return Result(result)
 

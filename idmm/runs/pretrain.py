@@ -53,7 +53,7 @@ def train_backbone(run: PretrainRun) -> dict[str, Any]:
         measure_before(run, loop, knn)
         loop.fit()
         result = write_outputs(run, images, loop)
-        run.folder.finish(result)
+        run.folder.write_result(result)
         return result
 
 

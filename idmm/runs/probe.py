@@ -31,7 +31,7 @@ def measure_backbone(run: Run[ProbeConfig]) -> dict[str, Any]:
         network = build_network(run, run.config.init or run.spec.name)
         result = measure(run, network, images)
         result["seconds"] = round(time.monotonic() - started_at, 1)
-        run.folder.finish(result)
+        run.folder.write_result(result)
         return result
 
 

@@ -1,4 +1,9 @@
-"""The clocks of a phase: by epochs, or by time (``train.minutes``). The loop does not ask which."""
+"""The clocks of a phase: by epochs, or by time (``train.minutes``). The loop does not ask which.
+
+After each step the loop sends ``measure()`` of the first process to ``advance()`` of all. If
+``is_up()``, the epoch breaks off. After each epoch ``is_last_epoch()`` decides whether the phase
+ends, ``end_phase()`` marks that, and ``is_over()`` stops the loop.
+"""
 
 import time
 from dataclasses import dataclass
@@ -81,14 +86,14 @@ class ByEpochs:
         return step, step
 
     def measure(self, seconds: float, steps: int) -> float:
-        """Return the progress from 0 to 1, which the first process sends to the others."""
+        """Return the progress from 0 to 1, by time or by ``max_epochs``, whichever is further."""
         return 0.0
 
     def advance(self, progress: float, steps: int) -> None:
         """Set the progress that :meth:`measure` returned in the first process."""
 
     def is_up(self) -> bool:
-        """Return whether an epoch ends although it has not seen all images."""
+        """Return whether the time is up, so that an epoch ends before it has seen all images."""
         return False
 
     def is_last_epoch(self, epoch: int, seconds: float, due_images: int) -> bool:

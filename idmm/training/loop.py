@@ -27,13 +27,13 @@ from idmm.seeding import derive, seeded
 from idmm.training import clock
 from idmm.training.clock import Timer
 from idmm.training.device import enough_memory
+from idmm.training.failures import diverged, no_memory_to_train
 from idmm.training.log import epoch_line
 from idmm.training.optim import clip_gradients, create_optimizer
 from idmm.training.pace import Pace
 from idmm.training.plan import Best, PhasePlan, Position, TrainingState
 from idmm.training.run import Run, TrainConfig
 from idmm.training.schedule import learning_rate_of, weight_decay_schedule
-from idmm.training.stops import diverged, no_memory_to_train
 
 Loader = Generator[Batch, None, None]
 BAR_SECONDS = 0.5  # between two updates of the bar, each of which waits for the device
@@ -185,8 +185,8 @@ class Loop:
     def _schedule_epoch(self) -> None:
         self.method.scheduled_epoch = self.clock.recipe_epochs(self.plan.phase.epochs)
 
-    def _is_last(self, epoch: int) -> bool:
-        """Return whether an epoch that just ended is the last one of the phase."""
+    def _end_phase_if_last(self, epoch: int) -> bool:
+        """Return whether an epoch that just ended is the last one, and end the phase if it is."""
         images = sum(evaluator.images for evaluator in self._due(epoch))
         is_last = self.clock.is_last_epoch(epoch, self.run.seconds, images)
         is_last = bool(distributed.broadcast(is_last))
@@ -331,7 +331,7 @@ class Loop:
     # ------------------------------------------------------------------ the end of an epoch
     def _end_epoch(self, epoch: int) -> None:
         position = self.position
-        is_last = self._is_last(epoch)
+        is_last = self._end_phase_if_last(epoch)
         images = min(self.batches.count, position.step * self.batches.batch_size)
         means = {name: value / images for name, value in self.position.sums.totals().items()}
         record = {
@@ -446,7 +446,7 @@ class Loop:
             best=None if self.best is None else vars(self.best).copy(),
         )
 
-    def _load(self, state: TrainingState) -> None:
+    def _restore(self, state: TrainingState) -> None:
         self.method.load_state_dict(state.method)
         self.optimizer.load_state_dict(state.optimizer)
         if self.ema is not None:
@@ -458,21 +458,24 @@ class Loop:
             self.best = Best(**state.best)
         self.run.earlier_steps, total_steps = state.steps
         # between epochs only the end of a phase is saved
-        at_end = state.step == 0 and total_steps > 0
-        self.clock.load(None if state.timer is None else Timer(**state.timer), at_end)
+        is_end_of_phase = state.step == 0 and total_steps > 0
+        self.clock.load(None if state.timer is None else Timer(**state.timer), is_end_of_phase)
         self.position = Position(state.epoch, state.step, total_steps, state.epoch_seconds)
         share = float(self.run.folder.leader)  # the sums are added up over processes
         self.position.sums.load(state.sums, share, self.accelerator.device)
 
     def _resume(self) -> None:
-        """Load the checkpoint of a resumed run, and remove metrics that were written after it."""
+        """Load the checkpoint of a resumed run, and remove metrics that were written after it.
+
+        :meth:`fit` gives the position to :func:`training_batches`, which begins at that step.
+        """
         folder = self.run.folder
         state = folder.state
         folder.state = None
         if state is None:
             return
         with folder.reading_state():
-            self._load(state)
+            self._restore(state)
         folder.take_back(self.plan.phase.number, state.epoch + 1)
         label = self.plan.phase.label
         log.info("%s resumes from epoch %d, step %d", label, state.epoch + 1, state.step)

@@ -255,7 +255,7 @@ class RunFolder:
             lines = [json.dumps(record) + "\n" for record in records]
             write_text(self.path / "metrics.jsonl", "".join(lines))
 
-    def finish(self, result: Json) -> None:
+    def write_result(self, result: Json) -> None:
         """Write result.json, which marks the run as finished."""
         if self.leader:
             write_json(self._result_file, result)
