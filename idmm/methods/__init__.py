@@ -8,6 +8,7 @@ from idmm.config import register_options
 from idmm.methods.base import Method, RunInfo
 from idmm.models import Backbone
 
+__all__ = ["Method", "RunInfo", "create_method", "register_method"]
 # the class of each pretraining method, or where it is. Its arguments are the backbone, RunInfo and
 # the method's options
 METHODS: dict[str, str | Callable[..., Method]] = {
