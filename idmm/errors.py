@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from idmm.text import abridged, one_line
 
@@ -54,6 +54,11 @@ class UserError(Message):
     def __init__(self, *faults: Fault | str):
         self.faults: tuple[Fault, ...] = tuple(dict.fromkeys(map(_as_fault, faults)))
         super().__init__("\n".join(map(str, self.faults)))
+
+    @classmethod
+    def of(cls, field: str, text: str, hint: str = "") -> Self:
+        """Return the error of a single :class:`Fault`."""
+        return cls(Fault(field, text, hint))
 
 
 class SizeError(UserError):

@@ -1,7 +1,7 @@
 """Faults of a dataset, found before training: unreadable files, duplicates, leakage, odd images."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -339,6 +339,18 @@ def similarity(one: Thumb, two: Thumb) -> float:
     if min(a.std(), b.std()) < FLAT:
         return float(max(a.std(), b.std()) < FLAT and np.abs(means).max() < 2 * FLAT)
     return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
+
+
+def one_of_each(pairs: Iterable[Pair]) -> list[Pair]:
+    """Return the pairs none of whose images is in an earlier one."""
+    earlier: set[ImageRef] = set()
+    chosen = []
+    for pair in pairs:
+        images = {pair.first, pair.second}
+        if earlier.isdisjoint(images):
+            chosen.append(pair)
+        earlier |= images
+    return chosen
 
 
 # ---------------------------------------------------------------------- the file for data.exclude

@@ -15,7 +15,7 @@ from idmm.data.formats import BadImage
 from idmm.data.images import digest, read
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Listing, Pixels, Split
-from idmm.errors import Fault, UserError
+from idmm.errors import UserError
 from idmm.files import WITHOUT, AnyPath, expand_home, reading
 from idmm.text import listed, one_line
 
@@ -191,12 +191,10 @@ def image_changes(old: Fingerprint, new: Fingerprint) -> str:
 def refuse_changes(changes: str, out: AnyPath) -> None:
     """Raise UserError if there are :func:`image_changes` since the run in ``out`` began."""
     if changes:
-        raise UserError(
-            Fault(
-                "data.root",
-                f"the images changed since this run: {changes}. '{out}' is of the old ones",
-                "Restore them, or name a new --out",
-            )
+        raise UserError.of(
+            "data.root",
+            f"the images changed since this run: {changes}. '{out}' is of the old ones",
+            "Restore them, or name a new --out",
         )
 
 

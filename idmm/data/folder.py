@@ -34,9 +34,7 @@ def root_folder(data: config.Data) -> Path:
     if not data.root:
         if data.name != "folder":
             expected = f"its folder ('idmm data info {data.name}' shows it)"
-        raise FilesMissing(
-            Fault("data.root", f"missing, data.name '{data.name}' expects {expected}")
-        )
+        raise FilesMissing.of("data.root", f"missing, data.name '{data.name}' expects {expected}")
     root = expand_home(data.root)
     if isdir(root):
         return root
@@ -45,7 +43,7 @@ def root_folder(data: config.Data) -> Path:
     problem = "does not exist"
     if os.path.exists(root):
         problem = "is not a folder"
-    raise FilesMissing(Fault("data.root", f"'{data.root}' {problem}, expected {expected}"))
+    raise FilesMissing.of("data.root", f"'{data.root}' {problem}, expected {expected}")
 
 
 Parts = tuple[str, ...]  # of a path below the top of a tree
@@ -127,9 +125,7 @@ def _tree_of_classes(root: str) -> _Tree:
         expected = f"{root}/train/CLASS/*, or the classes in a CSV file (--data.labels)"
         if UNLABELLED in tree.folders:
             expected = f"the class folders in {root}/train, next to '{UNLABELLED}'"
-        raise LabelsMissing(
-            Fault("data.root", f"'{root}' has no 'train' folder, expected {expected}")
-        )
+        raise LabelsMissing.of("data.root", f"'{root}' has no 'train' folder, expected {expected}")
     log.info(
         "data.root: '%s' has no 'train' folder: its %d folders are taken for classes (%s)",
         root,
@@ -327,7 +323,7 @@ def images_at(paths: Sequence[str], key: str = "paths") -> list[str]:
             return [join(path, *parts) for parts in _not_empty(_walk(path, key)).images]
         if not os.path.lexists(path):
             fault = f"'{path}' does not exist, expected images, or folders of images"
-            raise UserError(Fault(key, fault))
+            raise UserError.of(key, fault)
         return [path]
 
     images: dict[str, str] = {}

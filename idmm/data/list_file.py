@@ -189,7 +189,7 @@ class UserList:
 
     def _refusal(self, text: str, hint: str = "") -> UserError:
         """Return the error of a file that cannot be used."""
-        return UserError(Fault(self.field, text, hint))
+        return UserError.of(self.field, text, hint)
 
 
 def decoded(content: bytes) -> str:

@@ -87,13 +87,11 @@ def _divided(splits: Listing, data: config.Data, labelled: bool, is_tested: bool
     root = f"'{data.root}'"
     if data.labels is not None:
         root = f"{root} with data.labels '{data.labels}'"
-    raise LabelsMissing(
-        Fault(
-            "data.root",
-            f"{root} has no 'val' or 'test' images to evaluate on",
-            "Add some, hold out a share of train with --data.val_fraction, e.g. 0.2, "
-            "or give --data.folds 5",
-        )
+    raise LabelsMissing.of(
+        "data.root",
+        f"{root} has no 'val' or 'test' images to evaluate on",
+        "Add some, hold out a share of train with --data.val_fraction, e.g. 0.2, "
+        "or give --data.folds 5",
     )
 
 
@@ -106,11 +104,9 @@ def _read(data: config.Data, labelled: bool, unlabelled: bool) -> Listing:
     """
     spec = spec_of(data.name)
     if data.labels is not None and spec.name != "folder":
-        raise UserError(
-            Fault(
-                "data.labels",
-                f"'{data.labels}' is for data.name folder, and {spec.name} has classes of its own",
-            )
+        raise UserError.of(
+            "data.labels",
+            f"'{data.labels}' is for data.name folder, and {spec.name} has classes of its own",
         )
     try:
         splits = read_dataset(data, labelled)
@@ -174,12 +170,10 @@ def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
             listed(shared),
         )
     if data.exclude and labelled and (empty := _empty_classes(splits.train)):
-        raise UserError(
-            Fault(
-                "data.exclude",
-                f"'{data.exclude}' leaves no training image of {listed(empty)}, "
-                "expected at least one per class",
-            )
+        raise UserError.of(
+            "data.exclude",
+            f"'{data.exclude}' leaves no training image of {listed(empty)}, "
+            "expected at least one per class",
         )
     return splits
 
@@ -269,12 +263,10 @@ def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
     classes = np.unique(labels[numbers]).tolist()
     if len(classes) < 2:
         only = train.class_names[classes[0]]
-        raise UserError(
-            Fault(
-                "data.labelled",
-                f"the images that are drawn are all of class '{only}'",
-                "A classifier needs two or more",
-            )
+        raise UserError.of(
+            "data.labelled",
+            f"the images that are drawn are all of class '{only}'",
+            "A classifier needs two or more",
         )
     return replace(train, labels=labels)
 
@@ -290,21 +282,19 @@ def _drawn_from(split: Split, subset: config.Subset, field: str) -> Labels:
     if split.labels is None:
         if count is not None:
             fault = "these images have no labels, expected total or fraction"
-            raise UserError(Fault(f"{field}.per_class", fault))
+            raise UserError.of(f"{field}.per_class", fault)
     elif total is None:
         classes = range(len(split.class_names))
         groups = [np.flatnonzero(split.labels == label) for label in classes]
     if total is not None and total > len(split):
         fault = f"{total} is more than the {len(split)} training images"
-        raise UserError(Fault(f"{field}.total", fault))
+        raise UserError.of(f"{field}.total", fault)
     least, label = min((len(group), label) for label, group in enumerate(groups))
     if count is not None and count > least:
-        raise UserError(
-            Fault(
-                f"{field}.per_class",
-                f"{count} is more than the {least} training images of class "
-                f"'{split.class_names[label]}', expected up to {least}",
-            )
+        raise UserError.of(
+            f"{field}.per_class",
+            f"{count} is more than the {least} training images of class "
+            f"'{split.class_names[label]}', expected up to {least}",
         )
     rng = numpy_rng(subset.seed, "subset")
     drawn = []
@@ -350,7 +340,7 @@ def hold_out(splits: Listing, fraction: float | None) -> Listing:
     if not held_units and train.groups is not None and len(set(units)) > 1:
         held_units = {min(units)}
     if not held_units:
-        raise UserError(Fault("data.val_fraction", fault, "Add images to train, or a folder test"))
+        raise UserError.of("data.val_fraction", fault, "Add images to train, or a folder test")
     is_held = np.array([unit in held_units for unit in units])
     held = train.take(np.flatnonzero(is_held))
     if train.groups is not None:
@@ -427,7 +417,7 @@ def _hold_out_fold(splits: Listing, folds: int, fold: int, evaluated: bool) -> L
             few.append(f"'{name}' has {count}")
     if few:
         fault = f"{folds} folds need {folds} training {unit} of each class: {listed(few)}"
-        raise UserError(Fault("data.folds", fault))
+        raise UserError.of("data.folds", fault)
     numbers = divide(train.labels, train.groups, folds)[fold - 1]
     remaining = train.take(numbers.train)
     held = train.take(numbers.held_out)

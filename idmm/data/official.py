@@ -17,7 +17,7 @@ import numpy as np
 
 from idmm.data.folder import FilesMissing, read_labelled
 from idmm.data.split import Listing, Split, split_of
-from idmm.errors import Fault, in_short
+from idmm.errors import in_short
 from idmm.text import listed
 
 
@@ -43,11 +43,8 @@ def listed_splits(
     for images in (train, test):
         names = [image.path for image in images]
         if missing := absent(base, names):
-            raise FilesMissing(
-                Fault(
-                    "data.root",
-                    f"'{base}' lacks {len(missing)} listed images: {listed(missing, 3)}",
-                )
+            raise FilesMissing.of(
+                "data.root", f"'{base}' lacks {len(missing)} listed images: {listed(missing, 3)}"
             )
         splits.append(split_of(base, names, [image.label for image in images], classes))
     return Listing(splits[0], test=splits[1])
@@ -86,8 +83,8 @@ def _torchvision(kind: str, root: Path, **options: Any) -> Any:
         problem = in_short(error)
         if isinstance(error, RuntimeError):
             problem = "a checksum differs"
-        raise FilesMissing(
-            Fault("data.root", f"files in '{root}' are damaged ({problem})", "Fetch them again")
+        raise FilesMissing.of(
+            "data.root", f"files in '{root}' are damaged ({problem})", "Fetch them again"
         ) from None
 
 

@@ -20,7 +20,7 @@ from idmm.data import official
 from idmm.data.folder import FilesMissing, read_any, read_labelled, root_folder
 from idmm.data.split import Listing
 from idmm.data.user_lists import read_with_labels
-from idmm.errors import Fault, RunError, UserError, in_short, reason
+from idmm.errors import RunError, UserError, in_short, reason
 from idmm.files import AnyPath, expand_home, holds_run
 from idmm.progress import aligned
 from idmm.text import listed, nearest
@@ -62,20 +62,14 @@ def spec_of(name: str | None) -> Spec:
     if name in DATASETS:
         return DATASETS[name]
     if os.path.isdir(name):
-        raise UserError(
-            Fault(
-                "data.name",
-                f"'{name}' is a folder, expected the name of a dataset",
-                "Pass a folder by --data.root DIR, or --root DIR of idmm data",
-            )
+        raise UserError.of(
+            "data.name",
+            f"'{name}' is a folder, expected the name of a dataset",
+            "Pass a folder by --data.root DIR, or --root DIR of idmm data",
         )
     known = ", ".join(DATASETS)
-    raise UserError(
-        Fault(
-            "data.name",
-            f"'{name}' is not known, expected one of {known}",
-            nearest(name, DATASETS),
-        )
+    raise UserError.of(
+        "data.name", f"'{name}' is not known, expected one of {known}", nearest(name, DATASETS)
     )
 
 
@@ -96,12 +90,10 @@ def resolve_name(data: D) -> tuple[D, list[str]]:
         return replace(data, name="digits"), [note]
     data = replace(data, name=data.name or "folder")
     if not spec_of(data.name).layout and data.root is not None:
-        raise UserError(
-            Fault(
-                "data.root",
-                f"'{data.root}', but data.name '{data.name}' comes with a package and takes none",
-                "Leave it out, or the name, which is then 'folder'",
-            )
+        raise UserError.of(
+            "data.root",
+            f"'{data.root}', but data.name '{data.name}' comes with a package and takes none",
+            "Leave it out, or the name, which is then 'folder'",
         )
     return data, []
 
@@ -138,18 +130,16 @@ def read_dataset(data: config.Data, labelled: bool) -> Listing:
 
 def _read_official(spec: Spec, root: Path) -> Listing:
     if missing := [pattern for pattern in spec.layout if not any(root.glob(pattern))]:
-        raise FilesMissing(
-            Fault(
-                "data.root",
-                f"'{root}' lacks {listed(missing)}",
-                f"'idmm data info {spec.name}' shows the expected files",
-            )
+        raise FilesMissing.of(
+            "data.root",
+            f"'{root}' lacks {listed(missing)}",
+            f"'idmm data info {spec.name}' shows the expected files",
         )
     try:
         return official.READERS[spec.name](root)
     except (LookupError, ValueError, OSError) as error:
-        raise FilesMissing(
-            Fault("data.root", f"a list in '{root}' is damaged ({in_short(error)})")
+        raise FilesMissing.of(
+            "data.root", f"a list in '{root}' is damaged ({in_short(error)})"
         ) from None
     except UserError as error:
         raise FilesMissing(*error.faults) from None
@@ -195,11 +185,9 @@ def fetch(spec: Spec, root: AnyPath) -> None:
         RunError: The network, a checksum, an archive or the disk failed.
     """
     if not spec.archives:
-        raise UserError(
-            Fault(
-                "data.name",
-                f"{spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}",
-            )
+        raise UserError.of(
+            "data.name",
+            f"{spec.name} cannot be downloaded: {spec.manual or 'it needs no download'}",
         )
     root = expand_home(root)
     with contextlib.suppress(FilesMissing):
@@ -211,8 +199,8 @@ def fetch(spec: Spec, root: AnyPath) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            Fault("data.root", f"cannot write to '{root}' ({reason(error)}), expected a folder")
+        raise UserError.of(
+            "data.root", f"cannot write to '{root}' ({reason(error)}), expected a folder"
         ) from None
     from torchvision.datasets.utils import download_url, extract_archive
 

@@ -189,7 +189,7 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
         counts[key] = len(part) - len(parts[key])
         if not parts[key] and key != "unlabelled":
             fault = f"'{file}' leaves no image of {key}, expected at least one"
-            raise UserError(Fault("data.exclude", fault))
+            raise UserError.of("data.exclude", fault)
     total = sum(counts.values())
     log.info(
         "data.exclude: '%s' leaves out %s (%s)",
@@ -222,12 +222,10 @@ def with_groups(splits: Listing, groups: str, root: str | None) -> Listing:
     group_of = read_groups(groups, names_of(splits.parts.values()), root)
     names = names_of([splits.train, *splits.evaluated])
     if missing := [name for name in names if not group_of.get(name)]:
-        raise UserError(
-            Fault(
-                "data.groups",
-                f"'{groups}' gives no group to {counted(len(missing), 'image')}: "
-                f"{listed(missing, 3)}, expected one for each image",
-            )
+        raise UserError.of(
+            "data.groups",
+            f"'{groups}' gives no group to {counted(len(missing), 'image')}: "
+            f"{listed(missing, 3)}, expected one for each image",
         )
     parts = {}
     for key, part in splits.parts.items():
@@ -250,12 +248,10 @@ def read_groups(groups: str, names: list[str], root: str | None) -> dict[str, st
             if pattern.groups != 1:
                 raise re.error(f"{pattern.groups} brackets")
         except re.error as error:
-            raise UserError(
-                Fault(
-                    "data.groups",
-                    f"'{groups}' is no file and no pattern ({error}), expected a CSV file of "
-                    "path,group, or a pattern with one bracket, e.g. '(patient\\d+)_'",
-                )
+            raise UserError.of(
+                "data.groups",
+                f"'{groups}' is no file and no pattern ({error}), expected a CSV file of "
+                "path,group, or a pattern with one bracket, e.g. '(patient\\d+)_'",
             ) from None
         for name in names:
             if match := pattern.search(name):

@@ -37,7 +37,7 @@ from idmm.data.view_plan import (
     ViewPlan,
     draw_views,
 )
-from idmm.errors import Fault, UserError
+from idmm.errors import UserError
 from idmm.seeding import derive, reseed, seeded
 
 SOLARIZE_FROM = 0.5  # values below stay, as those under 128 of 255
@@ -432,11 +432,9 @@ def _randaugment(text: str, size: int, mean: PerChannel) -> RandAugment:
     try:
         transform: RandAugment = rand_augment_transform(text, options)
     except (AssertionError, ValueError, KeyError, IndexError):
-        raise UserError(
-            Fault(
-                "augment.randaugment",
-                f"'{text}' is unknown, expected timm's form, e.g. rand-m9-mstd0.5-inc1, or null",
-            )
+        raise UserError.of(
+            "augment.randaugment",
+            f"'{text}' is unknown, expected timm's form, e.g. rand-m9-mstd0.5-inc1, or null",
         ) from None
     for op in transform.ops:
         if op.name.startswith("Posterize"):

@@ -11,7 +11,7 @@ from PIL import Image
 from idmm.config.commands import ExploreConfig
 from idmm.data.check import HASH_BITS, ImageRef, Pair, exclusions, perceptual_hash, write_exclusions
 from idmm.data.image_store import ImageStore
-from idmm.errors import Fault, UserError
+from idmm.errors import UserError
 from idmm.evaluation import similarity
 from idmm.evaluation.network import Network
 from idmm.files import expand_home, made_folder
@@ -88,12 +88,12 @@ def _check_images(stores: dict[str, ImageStore], folder: Path, classes: list[str
     """Raise UserError if there are too few images, or none of a class."""
     count = sum(map(len, stores.values()))
     if count < 3:
-        raise UserError(Fault("run", f"'{folder}' has {count} images, expected at least three"))
+        raise UserError.of("run", f"'{folder}' has {count} images, expected at least three")
     known = stores["train"].classes or []
     for name in classes:
         if name not in known:
-            raise UserError(
-                Fault("classes", f"'{name}' is no class of these images", nearest(name, known))
+            raise UserError.of(
+                "classes", f"'{name}' is no class of these images", nearest(name, known)
             )
 
 

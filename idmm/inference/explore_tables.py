@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from numpy.typing import NDArray
 
-from idmm.data.check import ImageRef, Pair
+from idmm.data.check import ImageRef, Pair, one_of_each
 from idmm.data.image_store import ImageStore
 from idmm.data.split import spread
 from idmm.evaluation import similarity
@@ -27,7 +27,6 @@ from idmm.report.sheets import (
     Tile,
     caption_sheet,
     in_rows,
-    one_of_each,
     thumbnail,
 )
 from idmm.text import counted, one_line

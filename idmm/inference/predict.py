@@ -11,7 +11,7 @@ from idmm.config.commands import PredictConfig
 from idmm.config.dense import DENSE_LIBRARIES
 from idmm.data.fingerprint import seen_in_training
 from idmm.data.split import class_of
-from idmm.errors import Fault, UserError, needed
+from idmm.errors import UserError, needed
 from idmm.evaluation.inputs import inputs, print_bytes, report_unreadable
 from idmm.files import csv_bytes, expand_home, saved_info, write_bytes
 from idmm.progress import log
@@ -37,7 +37,7 @@ def predict(config: PredictConfig) -> str | None:
     if task := saved_info(config.init, "model").get("task"):
         if config.out is None:
             hint = f"For a run of idmm {task} name a folder, new or empty"
-            raise UserError(Fault("out", "missing", hint))
+            raise UserError.of("out", "missing", hint)
         libraries = functools.partial(needed, config.init, DENSE_LIBRARIES[task], "dense")
         _, images = inputs(config, "model", None, libraries)
         # torch takes seconds, a mistake is reported at once

@@ -16,7 +16,7 @@ from idmm.config import (
 )
 from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
-from idmm.errors import Fault, UserError
+from idmm.errors import UserError
 from idmm.files import expand_home, reading
 from idmm.runs.images import list_run_images
 from idmm.text import listed
@@ -122,11 +122,9 @@ def config_of(run: Path) -> PretrainConfig | FinetuneConfig:
         raise UserError(Fault(str(run), "is no finished run, it has no result.json", hint))
     config = read_config(run)
     if not isinstance(config, PretrainConfig | FinetuneConfig):
-        raise UserError(
-            Fault(
-                str(run),
-                f"is a run of idmm {config.COMMAND}, expected one of pretraining or fine-tuning",
-            )
+        raise UserError.of(
+            str(run),
+            f"is a run of idmm {config.COMMAND}, expected one of pretraining or fine-tuning",
         )
     return config
 
@@ -142,7 +140,7 @@ def read_config(run: Path) -> RunConfig:
         command = read_file(file).get("command")
         if command not in CONFIGS:
             fault = f"got {command!r}, expected one of {', '.join(CONFIGS)}"
-            raise UserError(Fault("command", fault))
+            raise UserError.of("command", fault)
         return parsing.build(CONFIGS[command], file)
     except UserError as error:
         first = error.faults[0]

@@ -8,7 +8,7 @@ import numpy as np
 
 from idmm.config.commands import SimilarConfig
 from idmm.data.folder import same_place
-from idmm.errors import Fault, UserError
+from idmm.errors import UserError
 from idmm.evaluation.inputs import inputs, print_bytes, report_unreadable
 from idmm.progress import log
 from idmm.text import one_line
@@ -35,12 +35,10 @@ def similar(config: SimilarConfig) -> None:
     query_place = same_place(config.query)
     others = [path for path in images if same_place(path) != query_place]
     if not others:
-        raise UserError(
-            Fault(
-                "paths",
-                f"there is no image but the query '{config.query}'",
-                "Name images to compare it with",
-            )
+        raise UserError.of(
+            "paths",
+            f"there is no image but the query '{config.query}'",
+            "Name images to compare it with",
         )
     if len(others) < len(images):
         log.info("query: '%s' is among the images and is skipped there", config.query)
@@ -54,8 +52,8 @@ def similar(config: SimilarConfig) -> None:
     )
     query = features_of(network, [config.query], on_error="skip")
     if query.unreadable:
-        raise UserError(
-            Fault("query", f"'{config.query}' cannot be read ({query.unreadable[config.query]})")
+        raise UserError.of(
+            "query", f"'{config.query}' cannot be read ({query.unreadable[config.query]})"
         )
     embedding = features_of(network, others, on_error="skip")
     report_unreadable(embedding.unreadable, len(others))
@@ -72,7 +70,7 @@ def similar(config: SimilarConfig) -> None:
 
 def _check_query(query: str) -> None:
     if not os.path.isfile(query):
-        raise UserError(Fault("query", f"'{query}' is no file, expected an image"))
+        raise UserError.of("query", f"'{query}' is no file, expected an image")
 
 
 def _draw(

@@ -43,10 +43,8 @@ def comparison(
     figure = Figure(figsize=(1.6 + 1.5 * len(scores), 4.2), layout="constrained")
     axis = figure.subplots()
     for x, (label, values) in enumerate(scores.items()):
-        if label in grey:
-            _bar(axis, x, values, "0.4")
-        else:
-            _bar(axis, x, values, COLOURS[x])
+        colour = "0.4" if label in grey else COLOURS[x]
+        _bar(axis, x, values, colour)
     axis.set_xticks(range(len(scores)), list(scores))
     axis.set(xlim=(-0.6, len(scores) - 0.4), ylabel="top-1 accuracy on the test images (%)")
     _accuracy_axis(axis, title, largest_class)
@@ -113,9 +111,6 @@ def accuracy_curves(
         note: Above the legend.
     """
     numbers: dict[str, int] = {}  # of the curves' styles
-    for curves in panels.values():
-        for label in curves:
-            numbers.setdefault(label, len(numbers))
     figure = Figure(figsize=(3.4 + 3.6 * len(panels), 4.2), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     handles = {}
@@ -143,8 +138,11 @@ def accuracy_curves(
     save(figure, path)
 
 
-def _draw_curves(axis: Axes, curves: Curves, numbers: Mapping[str, int], spread: bool) -> None:
-    """Draw the curves of a panel. ``spread``: apart, so that their bars do not hide each other."""
+def _draw_curves(axis: Axes, curves: Curves, numbers: dict[str, int], spread: bool) -> None:
+    """Draw the curves of a panel, and add the ``numbers`` of new ones.
+
+    ``spread``: They are apart, so that their bars do not hide each other.
+    """
     for place, (label, points) in enumerate(curves.items()):
         x, mean, std = np.array(sorted(points), dtype=float).T
         if spread:
@@ -159,7 +157,7 @@ def _draw_curves(axis: Axes, curves: Curves, numbers: Mapping[str, int], spread:
             markersize=7,
             elinewidth=1,
             capsize=2,
-            **look(numbers[label]),
+            **look(numbers.setdefault(label, len(numbers))),
         )
 
 

@@ -91,10 +91,8 @@ def _rows(table: Table, backbone: str, target: str) -> dict[Row, str]:
     sources = {row.source for row in rows if row.method != SCRATCH.method}
     labels = {}
     for row in rows:
-        if sources == {row.source}:
-            labels[row] = _label(row.method)
-        else:
-            labels[row] = _label(row.label)
+        text = row.method if sources == {row.source} else row.label
+        labels[row] = _label(text)
     return labels
 
 

@@ -1,7 +1,7 @@
 """The reports of a grid: CSV, Markdown, LaTeX, a figure and a page."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -10,6 +10,7 @@ from idmm.files import write_csv, write_text
 from idmm.progress import drawing
 from idmm.report.page import Cell, Picture, Section, TableOf, environment, html
 from idmm.report.sections import Sections, sections
+from idmm.report.stats import Grid
 from idmm.report.table import (
     BELOW_BASELINE,
     FAILED,
@@ -32,6 +33,7 @@ COLUMNS = (
     "seconds",
     "status",
 )
+TONES = {FAILED: "failed", MISSING: "level"}  # of cells without a mean
 FIGURES = {"grid.png": "Accuracy", "params.png": "Accuracy over parameters"}
 
 
@@ -41,7 +43,7 @@ INTRO = (
 )
 
 
-def write(out: Path, grid: dict[str, Any]) -> str:
+def write(out: Path, grid: Grid) -> str:
     """Write the tables, the figures and the page of a grid (``grid.json``) into its folder.
 
     Each is written atomically.
@@ -67,12 +69,11 @@ def write(out: Path, grid: dict[str, Any]) -> str:
     return markdown
 
 
-def csv_rows(table: Table) -> list[Sequence[Any]]:
-    """Return a row for each run, after the header."""
-    rows: list[Sequence[Any]] = [COLUMNS]
+def csv_rows(table: Table) -> Iterator[Sequence[Any]]:
+    """Yield the header and a row for each run."""
+    yield COLUMNS
     for run in table.runs:
-        rows.append([run[name] for name in COLUMNS])
-    return rows
+        yield [run[name] for name in COLUMNS]
 
 
 def render(name: str, content: Sections) -> str:
@@ -111,45 +112,43 @@ def _page_table(table: Table, backbone: str) -> TableOf:
 def _page_cell(cell: TableCell | None) -> str | Cell:
     if cell is None:
         return ""
-    if cell.mean == FAILED:
-        return Cell(cell.mean, tone="failed")
-    if cell.stats.mean is None:
-        return Cell(cell.mean, tone="level")
-    styled = Cell(cell.number, bold=cell.best_of_column, sign=cell.signs)
-    if cell.gain is None:
-        return styled
-    return styled._replace(below=str(cell.gain), tone=cell.gain.direction)
+    tone = TONES.get(cell.mean, "")
+    if cell.gain is not None:
+        tone = cell.gain.direction
+    return Cell(cell.number, str(cell.gain or ""), tone, cell.best_of_column, cell.signs)
 
 
-_TEX: dict[str, str | int | None] = {
-    "\0": "{}",  # between hyphens
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': "''",
-    "`": "{`}",
-    "[": "{[}",
-    "]": "{]}",
-    "*": "{*}",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "→": r"$\to$",
-    "…": r"\dots{}",
-    MISSING: "---",
-    SOME_FAILED: r"$^\dagger$",
-    NO_BETTER: r"$^\ddagger$",
-    BELOW_BASELINE: r"$^\S$",
-}
+_TEX = str.maketrans(
+    {
+        "\0": "{}",  # between hyphens
+        "\\": r"\textbackslash{}",
+        "{": r"\{",
+        "}": r"\}",
+        "$": r"\$",
+        "&": r"\&",
+        "#": r"\#",
+        "%": r"\%",
+        "_": r"\_",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': "''",
+        "`": "{`}",
+        "[": "{[}",
+        "]": "{]}",
+        "*": "{*}",
+        "±": r"$\pm$",
+        "−": "$-$",
+        "→": r"$\to$",
+        "…": r"\dots{}",
+        MISSING: "---",
+        SOME_FAILED: r"$^\dagger$",
+        NO_BETTER: r"$^\ddagger$",
+        BELOW_BASELINE: r"$^\S$",
+    }
+)
 
 
 def tex_escape(text: str) -> str:
@@ -158,7 +157,7 @@ def tex_escape(text: str) -> str:
     Brackets and stars are separated from a command before, hyphens from each other.
     """
     printed = "".join(filter(str.isprintable, " ".join(text.split())))
-    return re.sub("-(?=-)", "-\0", printed).translate(str.maketrans(_TEX))
+    return re.sub("-(?=-)", "-\0", printed).translate(_TEX)
 
 
 def md_escape(text: str) -> str:

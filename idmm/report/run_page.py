@@ -202,21 +202,15 @@ def _results(runs: list[RunFacts], comparisons: list[RunComparison]) -> list[str
 
 def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> TableOf:
     """Return a table with a row for each run, without empty columns."""
-    rows = []
+    rows = [["run", *columns, "start", "time"]]
     for run in runs:
         with reading(run.path / "result.json", REWRITE):
             cells = [_cell(run.result, head, form) for head, form in columns.items()]
             time = duration(run.result["seconds"]) if "seconds" in run.result else ""
             rows.append([run.label, *cells, run.start, time])
-    heads = []
-    filled = []
-    for head, column in zip(
-        ["run", *columns, "start", "time"], zip(*rows, strict=True), strict=True
-    ):
-        if any(column):
-            heads.append(head)
-            filled.append(column)
-    return TableOf(heads, list(zip(*filled, strict=True)), caption)
+    filled = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    heads, *filled_rows = zip(*filled, strict=True)
+    return TableOf(heads, filled_rows, caption)
 
 
 def _cell(result: dict[str, Any], head: str, form: str) -> str:
@@ -247,14 +241,11 @@ def _settings(runs: list[RunFacts]) -> list[TableOf]:
             caption = f"{title}: settings that differ"
         rows = []
         for key in dict.fromkeys(chain(*(run.config for run in of_kind))):
-            values = [_setting(run.config.get(key)) for run in of_kind]
+            settings = [run.config.get(key) for run in of_kind]
+            values = ["" if setting is None else str(setting) for setting in settings]
             is_shown = len(set(values)) > 1 or (len(of_kind) == 1 and values != [""])
             if is_shown and key not in NO_SETTINGS:
                 rows.append([key, *values])
         if rows:
             tables.append(TableOf(["key", *(run.label for run in of_kind)], rows, caption))
     return tables
-
-
-def _setting(value: Any) -> str:
-    return "" if value is None else str(value)

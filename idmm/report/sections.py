@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from idmm.report.page import Cell
-from idmm.report.stats import format_number
+from idmm.report.stats import Grid, format_number
 from idmm.report.table import MISSING, NO_BETTER, Place, Table, run_label
 
 BlockRow = dict[str, str | Cell]  # head of a column -> cell
@@ -98,22 +98,22 @@ def baselines(table: Table) -> list[str]:
     """Return a line per target with the accuracies that need no network."""
     lines = []
     for target in table.targets:
-        largest = table.largest.get(target)
-        baseline = table.baseline.get(target)
-        fitted = table.baseline_sizes.get(target)
         shares = []
-        if largest is not None:
-            shares.append(f"the largest class {format_number(largest)} %")
-        if baseline is not None and fitted is None:
-            shares.append(f"the baseline {format_number(baseline)} %")
-        elif baseline is not None:
-            shares.append(f"the baseline, fitted to {fitted:,} images, {format_number(baseline)} %")
+        if target in table.largest:
+            shares.append(f"the largest class {format_number(table.largest[target])} %")
+        if target in table.baseline:
+            baseline = format_number(table.baseline[target])
+            share = f"the baseline {baseline} %"
+            if target in table.baseline_sizes:
+                fitted = table.baseline_sizes[target]
+                share = f"the baseline, fitted to {fitted:,} images, {baseline} %"
+            shares.append(share)
         if shares:
             lines.append(f"{target}: {', '.join(shares)}")
     return lines
 
 
-def pretrainings(grid: dict[str, Any]) -> Block:
+def pretrainings(grid: Grid) -> Block:
     """Return a row per source, method and backbone with the length of its pretraining.
 
     Equal epochs can be very different numbers of optimizer steps.
@@ -148,7 +148,7 @@ def pretrainings(grid: dict[str, Any]) -> Block:
     return Block("Pretraining", rows=list(rows.values()))
 
 
-def failures(grid: dict[str, Any]) -> list[str]:
+def failures(grid: Grid) -> list[str]:
     """Return a line per failed run, with the reason and the log."""
     lines = []
     for run in grid["cells"]:
@@ -163,12 +163,12 @@ def failures(grid: dict[str, Any]) -> list[str]:
 class Sections(NamedTuple):
     """The content of a grid's reports."""
 
-    grid: dict[str, Any]  # grid.json
+    grid: Grid
     table: Table
     blocks: list[Block]  # those with content, in the order of every format
 
 
-def sections(grid: dict[str, Any]) -> Sections:
+def sections(grid: Grid) -> Sections:
     """Compute the content of a grid's reports."""
     table = Table(grid)
     blocks = [

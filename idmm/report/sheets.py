@@ -1,8 +1,8 @@
 """Sheets of thumbnails with captions."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -40,35 +40,11 @@ class SheetRow(NamedTuple):
     tiles: Sequence[Tile]
 
 
-class ImagePair(Protocol):
-    """Two images that may be the same."""
-
-    @property
-    def first(self) -> Hashable: ...
-
-    @property
-    def second(self) -> Hashable: ...
-
-
-AnyPair = TypeVar("AnyPair", bound=ImagePair)
-
-
 def thumbnail(picture: NDArray[np.uint8], caption: str, frame: str | None = None) -> Tile:
     """Return a tile of a picture, uint8 [H, W, 3] of any size."""
     image = Image.fromarray(picture)
     image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
     return Tile(np.asarray(image), caption, frame)
-
-
-def one_of_each(pairs: Iterable[AnyPair]) -> list[AnyPair]:
-    """Return the pairs none of whose images is in an earlier one."""
-    drawn: set[Hashable] = set()
-    chosen = []
-    for pair in pairs:
-        if drawn.isdisjoint((pair.first, pair.second)):
-            chosen.append(pair)
-        drawn |= {pair.first, pair.second}
-    return chosen
 
 
 def in_rows(tiles: Sequence[Tile]) -> list[SheetRow]:

@@ -18,7 +18,8 @@ PREDICTIONS = "predictions.csv"  # of a run
 DIGITS = 1  # after the point, as in the paper
 NORMAL = statistics.NormalDist().inv_cdf(0.975)
 
-Run = dict[str, Any]  # one of ``cells`` in grid.json
+Grid = dict[str, Any]  # grid.json
+Run = dict[str, Any]  # one of its ``cells``
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -282,14 +283,14 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def mcnemar(
-    one: Mapping[Key, bool], other: Mapping[Key, bool], groups: Mapping[Key, str] | None = None
+    one: Mapping[Key, bool], other: Mapping[Key, bool], groups: Mapping[Any, str] = {}
 ) -> Comparison:
     """Compare two classifiers on the same images.
 
     Args:
         one: Whether the first one is correct, by image.
         other: Whether the second one is.
-        groups: The group of each image if images come in groups of similar ones.
+        groups: The group of each image if images come in groups of similar ones. Else none.
 
     Returns:
         ``p`` is of McNemar's exact test (Psychometrika 12, 1947). With groups it is of the
@@ -302,10 +303,7 @@ def mcnemar(
     # images that the first one wins less those that it loses, by group, without groups by image
     balance: Counter[Hashable] = Counter()
     for name in names:
-        unit: Hashable = name
-        if groups:
-            unit = groups[name]
-        balance[unit] += int(one[name]) - int(other[name])
+        balance[groups.get(name, name)] += one[name] - other[name]
     gains = np.array([gain for gain in balance.values() if gain])
     p = 1.0
     if groups and len(gains) > 1:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from idmm.config import METHODS
 from idmm.report.stats import (
     Estimate,
+    Grid,
     Run,
     SeedStats,
     difference,
@@ -169,7 +170,7 @@ class Table:
         test_sizes: Number of a target's test images, if a run has it.
     """
 
-    def __init__(self, grid: dict[str, Any]):
+    def __init__(self, grid: Grid):
         runs: list[Run] = grid["cells"]
         self.protocol: str = grid["protocol"]
         self.label = LABELS[self.protocol]
@@ -283,10 +284,9 @@ class Table:
 
     def caption(self) -> str:
         """Return sentences on the numbers, without markup."""
+        numbers = "one run each"
         if self.usual_n > 1:
             numbers = f"mean ± standard deviation over n = {self.usual_n} runs"
-        else:
-            numbers = "one run each"
         if any(cell.unusual_n for cell in self.cells.values()):
             numbers += ", another n if noted"
         caption = f"Top-1 accuracy by {self.label}, in percent, {numbers}."
@@ -335,7 +335,7 @@ def run_label(run: Run) -> str:
     )
 
 
-def _labels(grid: dict[str, Any], name: str) -> list[str]:
+def _labels(grid: Grid, name: str) -> list[str]:
     """Return the labels of the runs (``name``: e.g. "source"), first those of the user's order."""
     used = dict.fromkeys(run[name] for run in grid["cells"])
     ordered = dict.fromkeys([*grid[f"{name}s"], *used])

@@ -10,7 +10,15 @@ import numpy as np
 
 from idmm import config
 from idmm.config.commands import DataCheckConfig, DataDownloadConfig, ProbeConfig
-from idmm.data.check import DatasetReport, ImageRef, Pair, check, exclusions, write_exclusions
+from idmm.data.check import (
+    DatasetReport,
+    ImageRef,
+    Pair,
+    check,
+    exclusions,
+    one_of_each,
+    write_exclusions,
+)
 from idmm.data.formats import BadImage, channels_flag
 from idmm.data.images import WHITE, composite, read_image
 from idmm.data.listing import list_images
@@ -276,7 +284,7 @@ def _features(report: DatasetReport, split: Split) -> tuple[Split, np.ndarray]:
 def _draw(report: DatasetReport, listing: Listing, path: Path) -> None:
     """Draw the worst pair of each group of images that are alike: labels that disagree, then leaks,
     then the rest."""
-    from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows, one_of_each
+    from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows
 
     order = sorted(
         report.pairs, key=lambda p: (not p.disagrees, not p.leaks, not p.exact, -p.similarity)
