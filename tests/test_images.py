@@ -334,7 +334,7 @@ def test_only_one_large_image_is_in_memory(write, monkeypatch):
                 counts[side] -= 1
             return decoded
 
-        assert len([*parallel.parallel_map(work, 8, str, None)]) == 8
+        assert len([*parallel.parallel_map(work, list("12345678"), None)]) == 8
     assert most[11] == 1
     assert most[10] > 1
     huge = encode(Image.new("1", (40, 30)))

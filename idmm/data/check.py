@@ -249,7 +249,7 @@ def _summaries(report: DatasetReport, part: str, split: Split) -> list[_Summary 
             decoded = read_image(split.items[i], value_range, report.bands)
             return _summary(ImageRef(part, i, split.names[i], split.class_name(i)), decoded)
 
-        return list(parallel_map(summary, len(split), split.place, f"checking {part}"))
+        return list(parallel_map(summary, split.places, f"checking {part}"))
 
     try:
         return summaries(report.range or AUTO)

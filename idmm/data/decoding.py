@@ -88,13 +88,8 @@ def _decode_images(
     sizes = []
     digests = []
     pixel_bytes = []
-    reasons: dict[int, str] = {}  # of bad images
-    results = parallel_map(
-        lambda i: reading.read(split.items[i]),
-        len(split),
-        split.place,
-        "reading images",
-    )
+    reasons: dict[int, str] = {}  # of bad images, by number
+    results = parallel_map(lambda i: reading.read(split.items[i]), split.places, "reading images")
     with closing(results):
         for i, result in enumerate(results):
             if isinstance(result, BadImage):
@@ -124,7 +119,7 @@ def _bad_images(split: Split, reasons: dict[int, str]) -> BadImages:
         "('idmm data check --root DIR --out runs/check' writes a file for --data.exclude "
         "that leaves them out):",
     )
-    rows = by_reason(map(split.place, reasons), reasons.values())
+    rows = by_reason(map(split.places.__getitem__, reasons), reasons.values())
     faults = [Fault("", row) for row in capped([f"  {row}" for row in rows])]
     by_name = {split.names[i]: reason for i, reason in reasons.items()}
     return BadImages(by_name, summary, *faults)
@@ -133,10 +128,7 @@ def _bad_images(split: Split, reasons: dict[int, str]) -> BadImages:
 def measure_range(split: Split, bands: Bands | None) -> list[float] | list[list[float]]:
     """Return the value range of a split's images of more than 8 bits, of bands one per channel."""
     results = parallel_map(
-        lambda i: images.min_max_of(split.items[i], bands),
-        len(split),
-        split.place,
-        "measuring values",
+        lambda i: images.min_max_of(split.items[i], bands), split.places, "measuring values"
     )
     measured = []
     for result in results:
@@ -150,10 +142,7 @@ def measure_range(split: Split, bands: Bands | None) -> list[float] | list[list[
     value_range = ranges if bands else ranges[0]
     tops = pairs[..., 1].max(axis=1)
     log.info(
-        "data.range: %s is 0 to 1, %d of %d images stay in its lowest eighth. "
-        "Set it by --data.range '[LOW, HIGH]'",
-        str(value_range),
-        (tops < tops.max() / 8).sum(),
-        len(pairs),
+        f"data.range: {value_range} is 0 to 1, {(tops < tops.max() / 8).sum()} of {len(pairs)} "
+        "images stay in its lowest eighth. Set it by --data.range '[LOW, HIGH]'"
     )
     return value_range

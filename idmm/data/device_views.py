@@ -75,10 +75,8 @@ def place_views(
         obstacle = _obstacle(views, free)
     if not isinstance(views, RandomViews) or distributed.largest(obstacle is not None)[0]:
         if free:
-            log.info(
-                "views: made by loader workers, because %s",
-                obstacle or "another GPU lacks the memory",
-            )
+            obstacle = obstacle or "another GPU lacks the memory"
+            log.info(f"views: made by loader workers, because {obstacle}")
         return views
     try:
         on_device = DeviceViews(views, device, workers)
@@ -86,7 +84,7 @@ def place_views(
         log.warning(NO_MEMORY)
         return views
     size = tqdm.format_sizeof(on_device.images.pixels.nbytes, "B")
-    log.info("views: made on %s, which holds the images (%s)", device, size)
+    log.info(f"views: made on {device}, which holds the images ({size})")
     return on_device
 
 

@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from idmm import config
 from idmm.data.folder import PARTS, FilesMissing
@@ -32,9 +32,7 @@ def digests(split: Split) -> list[bytes]:
 
     A file is read once per process. One that cannot be read has the digest of its path.
     """
-    results = parallel_map(
-        lambda i: _digest(split.items[i]), len(split), split.place, "reading files"
-    )
+    results = parallel_map(lambda i: _digest(split.items[i]), split.places, "reading files")
     return cast(list[bytes], list(results))  # no BadImage reaches the map
 
 
@@ -95,7 +93,7 @@ def listing_fingerprint(listing: Listing, saved: Fingerprint | None = None) -> F
         unknown = []
         for i, name in enumerate(split.names):
             if name in known and _is_older(split.items[i], saved["time"]):
-                contents.append(known[name].content)
+                contents.append(known[name])
             else:
                 contents.append("")
                 unknown.append(i)
@@ -126,23 +124,16 @@ def seen_in_training(run: AnyPath, paths: Sequence[str]) -> int:
         return 0
     with reading(file, WITHOUT):
         train = json.loads(file.read_bytes())["train"]
-        known = {image.content for image in _images_of({"train": train}).values()}
+        known = {image[:16] for image in train["images"].values()}
     return sum(_digest(path).hex()[:16] in known for path in paths)
 
 
 # ---------------------------------------------------------------------- differences
-class _Image(NamedTuple):
-    content: str  # its digest, 16 hexadecimal digits
-    label: str
-
-
-def _images_of(parts: Fingerprint) -> dict[str, _Image]:
-    """Return the images of all splits by name."""
-    images = {}
+def _images_of(parts: Fingerprint) -> dict[str, str]:
+    """Return ``digest label`` of the images of all splits by name. The digest has 16 letters."""
+    images: dict[str, str] = {}
     for part in PARTS:
-        for name, text in (parts.get(part) or {"images": {}})["images"].items():
-            content, _, label = text.partition(" ")
-            images[name] = _Image(content, label)
+        images |= (parts.get(part) or {"images": {}})["images"]
     return images
 
 
@@ -154,24 +145,19 @@ def image_changes(old: Fingerprint, new: Fingerprint) -> str:
     """
     before = _images_of(old)
     now = _images_of(new)
-    changed: dict[str, list[str]] = {
-        "with another label": [],
-        "new": [],
-        "gone": [],
-        "with other content": [],
-        "renamed": [],
-    }
+    kinds = ("with another label", "new", "gone", "with other content", "renamed")
+    changed: dict[str, list[str]] = {kind: [] for kind in kinds}
     added = defaultdict(list)  # names by content
     for name, image in now.items():
         if name not in before:
-            added[image.content].append(name)
+            added[image[:16]].append(name)
     for name, image in before.items():
-        matches = [name] if name in now else added[image.content]
+        matches = [name] if name in now else added[image[:16]]
         if not matches:
             changed["gone"].append(name)
             continue
         match = matches.pop(0)
-        if now[match].label != image.label:
+        if now[match][16:] != image[16:]:
             changed["with another label"].append(match)
         elif now[match] != image:
             changed["with other content"].append(match)

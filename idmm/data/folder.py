@@ -30,15 +30,16 @@ class FilesMissing(UserError):
 
 def root_folder(data: config.Data) -> Path:
     """Return ``data.root``. FilesMissing if it is not given, missing, or no folder."""
+    is_own = data.name == "folder"
     expected = "a folder of images"
     if not data.root:
-        if data.name != "folder":
+        if not is_own:
             expected = f"its folder ('idmm data info {data.name}' shows it)"
         raise FilesMissing.of("data.root", f"missing, data.name '{data.name}' expects {expected}")
     root = expand_home(data.root)
     if isdir(root):
         return root
-    if data.name != "folder":
+    if not is_own:
         expected = f"the folder that holds {data.name}"
     problem = "does not exist"
     if os.path.exists(root):
@@ -127,10 +128,8 @@ def _tree_of_classes(root: str) -> _Tree:
             expected = f"the class folders in {root}/train, next to '{UNLABELLED}'"
         raise LabelsMissing.of("data.root", f"'{root}' has no 'train' folder, expected {expected}")
     log.info(
-        "data.root: '%s' has no 'train' folder: its %d folders are taken for classes (%s)",
-        root,
-        len(tree.classes),
-        listed(tree.classes),
+        f"data.root: '{root}' has no 'train' folder: its {len(tree.classes)} folders are taken for "
+        f"classes ({listed(tree.classes)})"
     )
     return tree
 
@@ -178,7 +177,7 @@ def _trees(root: str, parts: Sequence[str]) -> dict[str, _Tree]:
     others = sorted(folders.difference(PARTS, [UNLABELLED]))
     if others := [name for name in others if not name.startswith(".")]:
         log.warning(
-            "data.root: '%s': these folders next to train are not read: %s", root, listed(others)
+            f"data.root: '{root}': these folders next to train are not read: {listed(others)}"
         )
     return _walk_parts(root, parts)
 
@@ -253,7 +252,7 @@ def _walk(top: str, key: str = "data.root", later: Set[str] = frozenset()) -> _T
     if errors:
         raise UserError(*sorted(errors, key=str))
     if tree.others and tree.images:
-        log.warning(f"{key}: '%s': skipped %s. Convert images among them to PNG", top, tree.skipped)
+        log.warning(f"{key}: '{top}': skipped {tree.skipped}. Convert images among them to PNG")
     tree.images.sort()
     return tree
 

@@ -223,7 +223,7 @@ def store_split(
         try:
             return ImageStore(split, *_cached(split, part, data, reading), reading)
         except RunError as error:
-            log.warning("%s: images are decoded at each use", str(error))
+            log.warning(f"{error}: images are decoded at each use")
     return ImageStore(split, decode_split(split, reading, None), None, reading)
 
 
@@ -271,7 +271,7 @@ def _cached(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire(
-                lambda: log.info("cache: waiting for another process that fills '%s'", folder)
+                lambda: log.info(f"cache: waiting for another process that fills '{folder}'")
             )
             sweep(folder)  # what a kill left
         except OSError as error:
@@ -295,12 +295,7 @@ def _fill(pixels: Path, split: Split, reading: Reading) -> Index:
             f"cache: '{folder.parent}' has {tqdm.format_sizeof(free, 'B')} free, "
             f"the decoded images need about {size}"
         )
-    log.info(
-        "cache: '%s' is filled, decoding %s, about %s",
-        folder,
-        counted(len(split), "image"),
-        size,
-    )
+    log.info(f"cache: '{folder}' is filled, decoding {counted(len(split), 'image')}, about {size}")
     with replacing(pixels) as file:
         index = decode_split(split, reading, file)
     with replacing(pixels.with_suffix(".npz")) as file:
@@ -333,7 +328,7 @@ def _read_index(pixels: Path) -> Index | None:
         if pixels.stat().st_size == index.ends[-1:].sum():
             return index
     except Exception as error:  # not there, or torn: numpy and zipfile raise a dozen types
-        log.debug("%s: %s", pixels, error)
+        log.debug(f"{pixels}: {error}")
     return None
 
 

@@ -127,10 +127,8 @@ def _read(data: config.Data, labelled: bool, unlabelled: bool) -> Listing:
         splits = replace(splits, unlabelled=read_unlabelled(str(root_folder(data))))
     if splits.unlabelled is not None:
         log.info(
-            "data.root: '%s' has %d images, and %d more without labels, for pretraining only",
-            data.root,
-            len(splits.train),
-            len(splits.unlabelled),
+            f"data.root: '{data.root}' has {len(splits.train)} images, and "
+            f"{len(splits.unlabelled)} more without labels, for pretraining only"
         )
     return splits
 
@@ -164,10 +162,8 @@ def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
     trained = _groups_of([splits.train])
     if shared := sorted(trained & _groups_of(splits.evaluated)):
         log.warning(
-            "data.groups: %s with images both in train and in val or test, "
-            "so accuracies come out too high: %s",
-            counted(len(shared), "group"),
-            listed(shared),
+            f"data.groups: {counted(len(shared), 'group')} with images both in train and in val or "
+            f"test, so accuracies come out too high: {listed(shared)}"
         )
     if data.exclude and labelled and (empty := _empty_classes(splits.train)):
         raise UserError.of(
@@ -216,8 +212,10 @@ def _without_held_groups(
     left_out = {name for name in without_labels if group_of.get(name) in held_groups}
     if not left_out:
         return splits
-    count = counted(len(left_out), "image")
-    log.info(f"data.groups: left out {count} without labels, of groups in val or test")
+    log.info(
+        f"data.groups: left out {counted(len(left_out), 'image')} without labels, "
+        "of groups in val or test"
+    )
     parts = splits.parts
     for key in parts.keys() & {"train", "unlabelled"}:
         parts[key] = without(parts[key], left_out)
@@ -236,10 +234,8 @@ def _drawn(train: Split, data: config.Data, labelled: bool) -> Split:
         train = _with_labels_of(train, data.labelled)
     if labelled and (empty := _empty_classes(train)):
         log.warning(
-            "data: %d of %d classes have no training image: %s",
-            len(empty),
-            len(train.class_names),
-            listed(empty),
+            f"data: {len(empty)} of {len(train.class_names)} classes have no training image: "
+            f"{listed(empty)}"
         )
     return train
 
@@ -321,11 +317,13 @@ def hold_out(splits: Listing, fraction: float | None) -> Listing:
         return splits
     train = splits.train
     if splits.val is not None:
-        log.warning("data.val_fraction: %g is not used, as the dataset has a 'val' split", fraction)
+        log.warning(
+            f"data.val_fraction: {fraction:g} is not used, as the dataset has a 'val' split"
+        )
         return splits
     if train.labels is None:
         log.warning(
-            "data.val_fraction: %g is not used, as there are no labels to evaluate with", fraction
+            f"data.val_fraction: {fraction:g} is not used, as there are no labels to evaluate with"
         )
         return splits
     if train.groups is None:
@@ -429,12 +427,7 @@ def _hold_out_fold(splits: Listing, folds: int, fold: int, evaluated: bool) -> L
     if splits.test is not None:
         unused = f". The {len(splits.test)} test images of the dataset are not used"
     log.info(
-        "data.folds: fold %d of %d is tested on %d of %d training images%s%s",
-        fold,
-        folds,
-        len(held),
-        len(train),
-        in_groups,
-        unused,
+        f"data.folds: fold {fold} of {folds} is tested on {len(held)} of {len(train)} training "
+        f"images{in_groups}{unused}"
     )
     return replace(splits, train=remaining, test=held)

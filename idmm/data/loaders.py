@@ -281,7 +281,7 @@ def choose_workers(wanted: int | None, batch_fn: BatchFn, images: Integers) -> i
                 image_bytes += tensor.nbytes
     workers, warning = worker_count(wanted, len(images) * image_bytes)
     if warning:
-        log.warning("%s", warning)
+        log.warning(warning)
     return workers
 
 

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -23,18 +23,17 @@ def cores() -> int:
 
 def parallel_map(
     work: Callable[[int], Result],
-    count: int,
-    place: Callable[[int], str],
+    places: Sequence[str],
     label: str | None,
     ahead: int = 0,
 ) -> Generator[Result | BadImage, None, None]:
-    """Yield ``work(i)`` for each of ``count`` images in order, or the BadImage that it raised.
+    """Yield ``work(i)`` for each image in order, or the BadImage that it raised.
 
     Threads work on a few images ahead of the caller, so memory stays bounded. Pillow decodes
     without Python's lock.
 
     Args:
-        place: Returns the path of image ``i`` for messages.
+        places: Path of each image for messages.
         label: Of the progress bar, which the first process shows after a second. None: no bar.
         ahead: Results that may wait for the caller, in addition to four per thread.
 
@@ -50,12 +49,12 @@ def parallel_map(
         except BadImage as error:
             return error
         except MemoryError as error:
-            raise RunError(f"out of memory while decoding '{place(i)}'") from error
+            raise RunError(f"out of memory while decoding '{places[i]}'") from error
 
     threads = cores()
     waiting: deque[Future[Result | BadImage]] = deque()
     bar = Bar(
-        total=count,
+        total=len(places),
         desc=label,
         unit="img",
         delay=1,
@@ -63,7 +62,7 @@ def parallel_map(
     )
     with bar, ThreadPoolExecutor(threads) as pool:
         try:
-            for i in range(count):
+            for i in range(len(places)):
                 waiting.append(pool.submit(attempt, i))
                 if len(waiting) == 4 * threads + ahead:
                     yield waiting.popleft().result()

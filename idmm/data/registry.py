@@ -211,7 +211,7 @@ def fetch(spec: Spec, root: AnyPath) -> None:
             download_url(url, aside, md5=md5)  # unless it is there and whole
             file = aside / os.path.basename(url)
             if url.endswith(_ARCHIVES):
-                log.info("unpacking %s", file.name)
+                log.info(f"unpacking {file.name}")
                 extract_archive(file, target)
             else:
                 shutil.copy(file, target)

@@ -73,11 +73,12 @@ class Split:
             return None
         return self.class_names[int(self.labels[i])]
 
-    def place(self, i: int) -> str:
-        """Return the path of image ``i`` for messages."""
+    @property
+    def places(self) -> list[str]:
+        """Paths of the images for messages."""
         if isinstance(self.items, list):
-            return self.items[i]
-        return self.names[i]
+            return self.items
+        return self.names
 
     def sample(self) -> list[str] | Pixels:
         """Return at most 64 of ``items``, evenly spread over all of them."""
@@ -134,9 +135,7 @@ class Listing:
     @property
     def remarks(self) -> dict[str, int]:
         """Entries of ``result.json`` about the data."""
-        if self.excluded:
-            return {"excluded": self.excluded}
-        return {}
+        return {"excluded": self.excluded} if self.excluded else {}
 
     @property
     def parts(self) -> dict[str, Split]:
@@ -188,10 +187,8 @@ def with_unlabelled(listing: Listing) -> Listing:
         labels = np.append(labels, np.full(len(more), -1))
     groups = train.groups
     if groups is not None:
-        more_groups = more.groups
-        if more_groups is None:
-            more_groups = np.array(more.names)  # one without a group is its own
-        groups = np.append(groups, more_groups)
+        # one without a group is its own
+        groups = np.append(groups, more.names if more.groups is None else more.groups)
     joined = replace(
         train,
         items=[*train.items, *more.items],

@@ -140,10 +140,7 @@ def _measured(train: ImageStore, grey: bool) -> tuple[list[float], list[float]]:
     if distributed.rank() == 0:
         total = np.zeros((1, 3))
         results = parallel_map(
-            lambda i: moments(train.image(i).numpy(), grey),
-            len(train),
-            train.names.__getitem__,
-            "measuring mean",
+            lambda i: moments(train.image(i).numpy(), grey), train.names, "measuring mean"
         )
         for result in results:
             if not isinstance(result, BadImage):  # a store has none

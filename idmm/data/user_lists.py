@@ -67,10 +67,8 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
         raise UserError(*faults)
     if len(rows) < len(images):
         log.info(
-            "data.labels: '%s' has no row for %d of %s, which are left out if labels are needed",
-            file,
-            len(images) - len(rows),
-            counted(len(images), "image"),
+            f"data.labels: '{file}' has no row for {len(images) - len(rows)} of "
+            f"{counted(len(images), 'image')}, which are left out if labels are needed"
         )
     splits = {}
     for part in filter(names.get, PARTS):
@@ -191,12 +189,8 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
             fault = f"'{file}' leaves no image of {key}, expected at least one"
             raise UserError.of("data.exclude", fault)
     total = sum(counts.values())
-    log.info(
-        "data.exclude: '%s' leaves out %s (%s)",
-        file,
-        counted(total, "image"),
-        ", ".join(f"{count} {key}" for key, count in counts.items()),
-    )
+    by_part = ", ".join(f"{count} {key}" for key, count in counts.items())
+    log.info(f"data.exclude: '{file}' leaves out {counted(total, 'image')} ({by_part})")
     return replace(splits.with_parts(parts), excluded=total)
 
 

@@ -35,9 +35,7 @@ def under(heading: str, reasons: Sequence[str]) -> list[Fault]:
 
 def read_each(split: Split, read_one: Callable[[Any], Result]) -> list[Result | BadImage]:
     """Return ``read_one(path)`` of each file, or a BadImage if it cannot be used."""
-    results = parallel_map(
-        lambda i: read_one(split.items[i]), len(split), split.place, "reading sizes"
-    )
+    results = parallel_map(lambda i: read_one(split.items[i]), split.places, "reading sizes")
     return list(results)
 
 

@@ -218,7 +218,7 @@ class Network:
         def decoded(i: int) -> Tensor:
             return prepare(i, self.read(images[i]).pixels)
 
-        results = parallel_map(decoded, len(images), names.__getitem__, None, self.batch_size)
+        results = parallel_map(decoded, names, None, self.batch_size)
         with contextlib.closing(results):
             for i, result in enumerate(results):
                 if isinstance(result, NoPicture):  # the run fixes the channels, no flag does

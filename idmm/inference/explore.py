@@ -43,7 +43,7 @@ def explore(config: ExploreConfig) -> str:
     folder, *others = map(expand_home, config.runs)
     if (folder / "train.json").is_file() and (folder / "stage1" / "result.json").is_file():
         folder = folder / "stage1"
-        log.info("run: '%s', which learned from all images", folder)
+        log.info(f"run: '{folder}', which learned from all images")
     run, *_ = map(config_of, (folder, *others))
     if config.out:
         check_out_of_images(replace(run, out=config.out))
@@ -64,7 +64,7 @@ def explore(config: ExploreConfig) -> str:
         "'idmm data check' finds the certain cases.",
     ]
     for name, write in KINDS.items():
-        log.info("writing %s", name)
+        log.info(f"writing {name}")
         summary += ["", *write(similarities, out)]
     rows = instance_rows(folder)
     if rows is not None:
@@ -115,7 +115,7 @@ def _compare(
 ) -> Similarities:
     """Compare the images by the features of the first run. ``shown``: classes on the map."""
     rows = next(iter(features.values()))
-    log.info("comparing %d images", len(rows))
+    log.info(f"comparing {len(rows)} images")
     classes = [*(stores["train"].classes or ()), None]  # the last one, of number -1, is none
     images = []
     numbers: list[int] = []

@@ -163,7 +163,7 @@ def checked_images(source: Source) -> CheckedImages:
         names = [train.names[i] for i in readable]
         return CheckedImages(images, names, f"{len(images)} training images")
     except (UserError, OSError, RuntimeError) as error:  # RuntimeError: none of them can be read
-        log.info("the training images cannot be read: %s", in_short(error))
+        log.info(f"the training images cannot be read: {in_short(error)}")
     draw = torch.Generator().manual_seed(0)
     coarse = torch.randn(CHECKED, source.saved.in_chans, 8, 8, generator=draw)
     return CheckedImages(

@@ -98,7 +98,7 @@ def _log_accuracy(predictions: "PredictionList", config: PredictConfig) -> None:
     seen = seen_in_training(config.init, [paths[number] for number in labelled])
     if seen:
         log.warning(
-            "accuracy: the run was trained on %d of these, so new images have a lower one", seen
+            f"accuracy: the run was trained on {seen} of these, so new images have a lower one"
         )
 
 

@@ -168,7 +168,7 @@ def _write_boxes(folder: Path, files: _Files, model: Detector, min_score: float)
     }
     write_json(folder / "predictions.json", dataset)
     if not annotations:
-        log.warning("min_score: no box has a score of %g or more", min_score)
+        log.warning(f"min_score: no box has a score of {min_score:g} or more")
     boxes = "1 box" if len(annotations) == 1 else f"{len(annotations)} boxes"
     return f"{counted(len(images), 'image')}, {boxes}"
 

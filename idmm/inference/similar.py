@@ -41,7 +41,7 @@ def similar(config: SimilarConfig) -> None:
             "Name images to compare it with",
         )
     if len(others) < len(images):
-        log.info("query: '%s' is among the images and is skipped there", config.query)
+        log.info(f"query: '{config.query}' is among the images and is skipped there")
     from sklearn.preprocessing import normalize
 
     # torch takes seconds, a mistake is reported at once
@@ -63,9 +63,9 @@ def similar(config: SimilarConfig) -> None:
     lines = [f"{cosine:.4f}  {one_line(path)}\n" for path, cosine in nearest]
     print_bytes("".join(lines).encode("utf-8", "surrogateescape"))
     median = f"median of all {len(cosines):,}: {np.median(cosines):.4f}"
-    log.info("cosine, %s", median)
+    log.info(f"cosine, {median}")
     _draw(config, nearest, network, f"cosine: {median}")
-    log.info("%s: the query and the nearest images", config.out)
+    log.info(f"{config.out}: the query and the nearest images")
 
 
 def _check_query(query: str) -> None:
