@@ -5,18 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from idmm.config.commands import ExploreConfig
 from idmm.data.check import HASH_BITS, ImageRef, Pair, exclusions, perceptual_hash, write_exclusions
 from idmm.data.image_store import ImageStore
 from idmm.errors import UserError
-from idmm.evaluation import similarity
+from idmm.evaluation import Floats, similarity
 from idmm.evaluation.network import Network
 from idmm.files import expand_home, made_folder
-from idmm.inference.explore_rows import instance_rows, write_rows
-from idmm.inference.explore_tables import KINDS, Similarities
+from idmm.inference.explore_tables import KINDS, Similarities, Stores, instance_rows, write_rows
 from idmm.inference.runs import config_of, images_of
 from idmm.models.weights import read_checkpoint
 from idmm.progress import Bar, log
@@ -75,16 +73,14 @@ def explore(config: ExploreConfig) -> str:
     copies = exclusions(similarities.duplicates)
     exclude = write_exclusions(f"idmm explore {folder}", excluded, copies, out / "exclude.txt")
     summary += ["", f"written: {exclude}"]
-    if config.out:
-        summary.append(f"written: tables and sheets in {out}")
-    else:
-        summary.append(
-            f"written: tables and sheets in {out}. 'idmm report {config.runs[0]}' shows them"
-        )
+    shown = f"written: tables and sheets in {out}"
+    if not config.out:
+        shown = f"{shown}. 'idmm report {config.runs[0]}' shows them"
+    summary.append(shown)
     return "\n".join(summary)
 
 
-def _check_images(stores: dict[str, ImageStore], folder: Path, classes: list[str]) -> None:
+def _check_images(stores: Stores, folder: Path, classes: list[str]) -> None:
     """Raise UserError if there are too few images, or none of a class."""
     count = sum(map(len, stores.values()))
     if count < 3:
@@ -97,9 +93,7 @@ def _check_images(stores: dict[str, ImageStore], folder: Path, classes: list[str
             )
 
 
-def _features(
-    run: Path, stores: dict[str, ImageStore], config: ExploreConfig
-) -> NDArray[np.float32]:
+def _features(run: Path, stores: Stores, config: ExploreConfig) -> Floats:
     """Return the features of all images by a run's backbone, [N, d]."""
     saved = read_checkpoint(run)
     network = Network.from_checkpoint(saved, 0, config.device, config.batch_size)
@@ -110,9 +104,7 @@ def _features(
     return np.concatenate(features)
 
 
-def _compare(
-    stores: dict[str, ImageStore], features: dict[str, NDArray[np.float32]], shown: list[str]
-) -> Similarities:
+def _compare(stores: Stores, features: dict[str, Floats], shown: list[str]) -> Similarities:
     """Compare the images by the features of the first run. ``shown``: classes on the map."""
     rows = next(iter(features.values()))
     log.info(f"comparing {len(rows)} images")
@@ -142,9 +134,7 @@ def _compare(
     )
 
 
-def _duplicates(
-    stores: dict[str, ImageStore], images: list[ImageRef], unit: NDArray[np.float32]
-) -> Iterator[Pair]:
+def _duplicates(stores: Stores, images: list[ImageRef], unit: Floats) -> Iterator[Pair]:
     """Yield likely duplicates with their cosine: the same files first, then the likeliest.
 
     These go by the cosine of two rows plus twice the agreement of their perceptual hashes, both in
@@ -168,7 +158,7 @@ def _duplicates(
             yield Pair("near", images[i], images[j], cosine)
 
 
-def hash_vectors(store: ImageStore) -> NDArray[np.float32]:
+def hash_vectors(store: ImageStore) -> Floats:
     """Return the images' perceptual hashes as vectors, float32 [N, 64].
 
     Their product is ``HASHES`` times the share of equal bits less that of different ones.

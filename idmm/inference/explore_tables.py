@@ -4,18 +4,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
-from numpy.typing import NDArray
 
 from idmm.data.check import ImageRef, Pair, one_of_each
 from idmm.data.image_store import ImageStore
 from idmm.data.split import spread
-from idmm.evaluation import similarity
+from idmm.evaluation import Floats, Integers, similarity
 from idmm.figures import COLOURS, save, shortened
 from idmm.files import write_csv
 from idmm.progress import aligned
@@ -40,21 +39,24 @@ MAPPED = 2000  # images on the map
 APART = 0.05  # least distance of two thumbnails on the map, relative to its sides
 THUMBNAIL = 22  # longest side of a thumbnail on the map (points)
 
+WEIGHT = "classifier.weight"  # W in the state of a run of IDMM
+
 Row = Sequence[str | int | None]  # of a CSV file
+Stores = dict[str, ImageStore]  # by split
 
 
 @dataclass(frozen=True)
 class Similarities:
     """The N images of a run, and the result of comparing them."""
 
-    stores: dict[str, ImageStore]  # by split
+    stores: Stores
     images: list[ImageRef]  # of all splits
-    unit: NDArray[np.float32]  # rows that the images are compared by, of length 1, [N, d]
+    unit: Floats  # rows that the images are compared by, of length 1, [N, d]
     near: similarity.Neighbours  # by cosine
     duplicates: list[Pair]  # likely ones, those of different classes first
-    margins: NDArray[np.floating[Any]]  # of the votes on each label, [N]
+    margins: Floats  # of the votes on each label, [N]
     suggested: list[str | None]  # class of the neighbours
-    maps: dict[str, NDArray[np.float32]]  # run -> features of the images, [N, d]
+    maps: dict[str, Floats]  # run -> features of the images, [N, d]
     classes: list[str]  # on the map. Empty: all
 
     def tile(self, image: ImageRef, caption: str, frame: str | None = None) -> Tile:
@@ -205,8 +207,8 @@ def _map(similarities: Similarities, out: Path) -> list[str]:
 def _draw_map(
     axis: Axes,
     similarities: Similarities,
-    rows: NDArray[np.float32],
-    numbers: NDArray[np.int64],
+    rows: Floats,
+    numbers: Integers,
     colours: dict[str | None, str],
 ) -> None:
     """Draw the M images of ``numbers`` by their rows of features, [N, d]."""
@@ -231,6 +233,71 @@ def _draw_map(
         picture = OffsetImage(pixels, zoom=THUMBNAIL / max(pixels.shape))
         frame = {"edgecolor": colours.get(image.label, "0.8"), "linewidth": 1.5}
         axis.add_artist(AnnotationBbox(picture, places[i], pad=0.05, bboxprops=frame))
+
+
+# ---------------------------------------------------------------------- rows of the N-way layer
+def instance_rows(run: Path) -> Floats | None:
+    """Return W of a run's last checkpoint, float32 [N, d]. None if the run has none."""
+    file = run / "last" / "state.pt"
+    if not file.exists():
+        return None
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    weights: dict[str, torch.Tensor] = state["method"]
+    if WEIGHT not in weights:
+        return None
+    return weights[WEIGHT].float().numpy()
+
+
+def write_rows(similarities: Similarities, rows: Floats, out: Path) -> list[str]:
+    """Draw images with the nearest rows of W and features (section 3.1 of IDMM's paper).
+
+    Args:
+        similarities: Those of the images of the run, the images of training first.
+        rows: W, float32 [N, d], of the N training images.
+        out: Folder of ``rows.png``.
+
+    Returns:
+        The printed lines.
+    """
+    images = similarities.images[: len(rows)]
+    labels = [image.label for image in images]
+    nearest = {
+        "features": similarity.nearest(similarities.unit[: len(rows)], NEXT).index,
+        "rows of W": similarity.nearest(similarity.unit_rows(rows), NEXT).index,
+    }
+    sheet = []
+    for i in spread(len(images), QUERIES).tolist():
+        image = images[i]
+        for kind, index in nearest.items():
+            tiles = [similarities.tile(image, image.name, BLUE)]
+            for j in index[i].tolist():
+                neighbour = images[j]
+                frame = None
+                if None not in (image.label, neighbour.label) and image.label != neighbour.label:
+                    frame = ORANGE
+                tiles.append(similarities.tile(neighbour, neighbour.name, frame))
+            sheet.append(SheetRow(kind, tiles))
+    note = "Blue: a sample of the images. Orange: of another class"
+    caption_sheet(sheet, out / "rows.png", "Nearest features and nearest rows of W", note)
+    lines = ["Nearest rows of W: rows.png shows them next to the nearest features."]
+    for kind, index in nearest.items():
+        share = _equal_classes(index, labels)
+        if share is not None:
+            lines.append(f"  {kind}: {100 * share:.1f} % of the {NEXT} nearest have the same class")
+    return lines
+
+
+def _equal_classes(index: Integers, labels: list[str | None]) -> float | None:
+    """Return the share of neighbours [N, k] that have the class of their image.
+
+    None: no image with a label has a neighbour with one.
+    """
+    classes = np.array([label or "" for label in labels])
+    neighbours = classes[index]  # [N, k]
+    labelled = (classes[:, None] != "") & (neighbours != "")
+    if not labelled.any():
+        return None
+    return float((neighbours == classes[:, None])[labelled].mean())
 
 
 # name of the files -> writes them and returns the printed lines

@@ -26,15 +26,12 @@ def export(config: ExportConfig) -> str:
     """
     run = expand_home(config.init)
     is_onnx = config.format == "onnx"
-
-    def check_libraries() -> None:
-        if is_onnx:
-            needed("format: onnx", NEEDED, "export")
-
+    endings = (".onnx",) if is_onnx else None
+    libraries = NEEDED if is_onnx else ()
     checked(
-        lambda: output_path(config.out, (".onnx",) if is_onnx else None),
+        lambda: output_path(config.out, endings),
         lambda: weights_file(run, "init"),
-        check_libraries,
+        lambda: needed("format: onnx", libraries, "export"),
     )
     out = Path(config.out)
     # torch takes seconds, a mistake is reported at once

@@ -13,11 +13,11 @@ import numpy as np
 import timm
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from idmm.data.split import spread
 from idmm.errors import RunError, UserError, in_short
+from idmm.evaluation import Floats
 from idmm.evaluation.network import Network
 from idmm.files import idmm_version
 from idmm.inference.runs import config_of, exported_weights
@@ -66,9 +66,7 @@ class Source:
     @property
     def output(self) -> str:
         """Name of the model's output: logits [N, K], or features [N, d]."""
-        if self.classes:
-            return "logits"
-        return "features"
+        return "logits" if self.classes else "features"
 
     @property
     def width(self) -> int:
@@ -106,7 +104,7 @@ class Source:
         return required | {name: value for name, value in optional.items() if value is not None}
 
 
-def check(source: Source, run: Callable[[Tensor], NDArray[np.float32]]) -> str:
+def check(source: Source, run: Callable[[Tensor], Floats]) -> str:
     """Compare an exported network with torch, first on a single image, and return a line.
 
     Hand-made features have steps, at which a difference in the last digit may change a value much.
@@ -214,9 +212,9 @@ def onnx_model(source: Source) -> OnnxModel:
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
 
-        def run(images: Tensor) -> NDArray[np.float32]:
-            outputs: list[NDArray[np.float32]] = session.run(None, {"images": images.numpy()})
-            return outputs[0]
+        def run(images: Tensor) -> Floats:
+            (outputs,) = session.run(None, {"images": images.numpy()})
+            return outputs
 
         return OnnxModel(proto, check(source, run))
 

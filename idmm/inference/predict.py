@@ -1,6 +1,5 @@
 """``idmm predict``: the classes of images, with probabilities."""
 
-import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,8 +37,8 @@ def predict(config: PredictConfig) -> str | None:
         if config.out is None:
             hint = f"For a run of idmm {task} name a folder, new or empty"
             raise UserError.of("out", "missing", hint)
-        libraries = functools.partial(needed, config.init, DENSE_LIBRARIES[task], "dense")
-        _, images = inputs(config, "model", None, libraries)
+        libraries = DENSE_LIBRARIES[task]
+        _, images = inputs(config, "model", None, lambda: needed(config.init, libraries, "dense"))
         # torch takes seconds, a mistake is reported at once
         from idmm.inference.predict_dense import predict_dense
 
@@ -75,10 +74,8 @@ def _log_accuracy(predictions: "PredictionList", config: PredictConfig) -> None:
 
     roots = set()
     for path in config.paths:
-        root = os.path.abspath(expand_home(path))
-        if not os.path.isdir(root):
-            root = os.path.dirname(root)
-        roots.add(root)
+        root = Path(os.path.abspath(expand_home(path)))
+        roots.add(root if root.is_dir() else root.parent)
     numbers = {name: number for number, name in enumerate(predictions.classes)}
     paths = list(map(str, predictions.paths))
     truth = np.array([_class_of_folders(path, roots, numbers) for path in paths])
@@ -102,12 +99,12 @@ def _log_accuracy(predictions: "PredictionList", config: PredictConfig) -> None:
         )
 
 
-def _class_of_folders(path: str, roots: set[str], numbers: dict[str, int]) -> int:
+def _class_of_folders(path: str, roots: set[Path], numbers: dict[str, int]) -> int:
     """Return the number of the innermost folder's class, up to one of ``roots``, or -1."""
-    folder = os.path.abspath(path)
-    while folder not in roots and folder != os.path.dirname(folder):
-        folder = os.path.dirname(folder)
-        name = class_of(os.path.basename(folder))
+    for folder in Path(os.path.abspath(path)).parents:
+        name = class_of(folder.name)
         if name in numbers:
             return numbers[name]
+        if folder in roots:
+            break
     return -1

@@ -1,5 +1,7 @@
-"""Finished runs: those in the folders that a user names, and their files. Only reading images
-imports torch."""
+"""Finished runs: those in the folders that a user names, and their files.
+
+Only reading images or weights imports torch.
+"""
 
 import os
 from dataclasses import replace
@@ -16,7 +18,7 @@ from idmm.config import (
 )
 from idmm.config.commands import ProbeConfig
 from idmm.config.reading import read_file
-from idmm.errors import UserError
+from idmm.errors import Fault, UserError
 from idmm.files import expand_home, reading
 from idmm.runs.images import list_run_images
 from idmm.text import listed
@@ -35,7 +37,7 @@ TRAIN = (".", "scratch", "stage1")  # runs of 'idmm train', in order: the classi
 
 
 def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
-    """Return the folders of the finished runs in ``folders``, and lines on those left out.
+    """Return the folders of finished runs, and a line on each unfinished one that was skipped.
 
     A folder of ``idmm train`` holds its stages and its comparison. Any other folder may hold runs
     or such folders. A run appears once.
@@ -57,32 +59,27 @@ def finished_runs(folders: list[str]) -> tuple[list[Path], list[str]]:
         if finished:
             notes += [f"{path} is skipped: it is not finished" for path in unfinished]
         elif unfinished:
-            names = listed([f"'{path}'" for path in unfinished])
-            hint = "Repeat the command to resume it"
-            faults.append(Fault("runs", f"{names}: not finished", hint))
-        else:
+            names = listed(f"'{path}'" for path in unfinished)
             faults.append(
-                Fault(
-                    "runs",
-                    f"'{folder}': expected the folder of a finished run, its --out, "
-                    "or one that holds some",
-                )
+                Fault("runs", f"{names}: not finished", "Repeat the command to resume it")
             )
+        else:
+            fault = "expected the folder of a finished run, its --out, or one that holds some"
+            faults.append(Fault("runs", f"'{folder}': {fault}"))
     if faults:
         raise UserError(*faults)
     return list(runs.values()), notes
 
 
 def _begun(folder: Path) -> list[Path]:
-    """Return the runs of a folder of ``idmm train``, in their order, or the folder if it is one."""
+    """Return the runs of a folder of ``idmm train`` in order, or the folder if it is a run."""
+    runs = [folder]
     if (folder / "train.json").is_file():
         runs = [folder / name for name in TRAIN]
-    else:
-        runs = [folder]
     return [run for run in runs if (run / "config.yaml").is_file()]
 
 
-def images_of(run: Path) -> dict[str, "ImageStore"]:
+def images_of(run: Path) -> "dict[str, ImageStore]":
     """Return the images of a run's splits as they were stored for training.
 
     Raises:
@@ -112,14 +109,12 @@ def config_of(run: Path) -> PretrainConfig | FinetuneConfig:
         UserError: No such run, k-fold runs instead of one of them, or config.yaml cannot be read.
     """
     if (run / "fold-1").is_dir():
-        raise UserError(
-            Fault(str(run), "holds k-fold runs", f"Give one of them ('{run / 'fold-1'}')")
-        )
+        raise UserError.of(str(run), "holds k-fold runs", f"Give one of them ('{run / 'fold-1'}')")
     if not (run / "result.json").is_file():
         hint = "Give the folder of a finished run"
         if (run / "last").is_dir():
             hint = "Repeat its command to finish it"
-        raise UserError(Fault(str(run), "is no finished run, it has no result.json", hint))
+        raise UserError.of(str(run), "is no finished run, it has no result.json", hint)
     config = read_config(run)
     if not isinstance(config, PretrainConfig | FinetuneConfig):
         raise UserError.of(
@@ -156,10 +151,8 @@ def dataset_name(data: Data) -> str:
 
 
 def exported_weights(run: Path, field: str = "") -> "Checkpoint":
-    """Return the weights that a run wrote, with its classifier if it has one, an
-    :class:`idmm.models.weights.Checkpoint`. See :func:`idmm.models.weights.read_checkpoint`."""
+    """Return the weights that a run wrote, with its classifier if it has one."""
     from idmm.models.weights import read_checkpoint
 
-    return read_checkpoint(
-        run, field, "model" if (run / "model.safetensors").is_file() else "backbone"
-    )
+    stem = "model" if (run / "model.safetensors").is_file() else "backbone"
+    return read_checkpoint(run, field, stem)
