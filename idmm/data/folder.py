@@ -321,8 +321,9 @@ def images_at(paths: Sequence[str], key: str = "paths") -> list[str]:
         if isdir(path):
             return [join(path, *parts) for parts in _not_empty(_walk(path, key)).images]
         if not os.path.lexists(path):
-            fault = f"'{path}' does not exist, expected images, or folders of images"
-            raise UserError.of(key, fault)
+            raise UserError.of(
+                key, f"'{path}' does not exist, expected images, or folders of images"
+            )
         return [path]
 
     images: dict[str, str] = {}

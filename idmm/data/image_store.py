@@ -239,9 +239,8 @@ def _channels_of_files(split: Split) -> int | None:
 # ---------------------------------------------------------------------- the cache on the disk
 def cache_folder(cache_dir: str | None) -> Path:
     """Return ``data.cache_dir``, else $IDMM_CACHE, else the user's cache folder."""
-    of_user = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
-    default = os.path.join(of_user, "idmm")
-    return expand_home(cache_dir or os.environ.get("IDMM_CACHE") or default)
+    of_user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return expand_home(cache_dir or os.environ.get("IDMM_CACHE") or f"{of_user}/idmm")
 
 
 def _cached(
@@ -337,7 +336,7 @@ def _signature(split: Split) -> str:
 
     It differs if any file was added, removed, renamed, written to, or would be read differently.
     """
-    states: list[tuple[int, int, int] | int | None] = []
+    states: list[object] = []
     for path in split.items:
         try:
             status = os.stat(path)

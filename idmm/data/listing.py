@@ -142,8 +142,9 @@ def _check_sizes(splits: Listing, spec: Spec) -> None:
         ("classes", len(splits.train.class_names), spec.num_classes),
     ):
         if expected not in (None, count):
-            fault = f"{spec.name}: {count} {unit}, its protocol has {expected}"
-            faults.append(Fault("data.root", fault))
+            faults.append(
+                Fault("data.root", f"{spec.name}: {count} {unit}, its protocol has {expected}")
+            )
     if faults:
         raise UserError(*faults)
 
@@ -277,14 +278,16 @@ def _drawn_from(split: Split, subset: config.Subset, field: str) -> Labels:
     groups = [np.arange(len(split))]
     if split.labels is None:
         if count is not None:
-            fault = "these images have no labels, expected total or fraction"
-            raise UserError.of(f"{field}.per_class", fault)
+            raise UserError.of(
+                f"{field}.per_class", "these images have no labels, expected total or fraction"
+            )
     elif total is None:
         classes = range(len(split.class_names))
         groups = [np.flatnonzero(split.labels == label) for label in classes]
     if total is not None and total > len(split):
-        fault = f"{total} is more than the {len(split)} training images"
-        raise UserError.of(f"{field}.total", fault)
+        raise UserError.of(
+            f"{field}.total", f"{total} is more than the {len(split)} training images"
+        )
     least, label = min((len(group), label) for label, group in enumerate(groups))
     if count is not None and count > least:
         raise UserError.of(
@@ -414,15 +417,15 @@ def _hold_out_fold(splits: Listing, folds: int, fold: int, evaluated: bool) -> L
         if count < folds:
             few.append(f"'{name}' has {count}")
     if few:
-        fault = f"{folds} folds need {folds} training {unit} of each class: {listed(few)}"
-        raise UserError.of("data.folds", fault)
+        raise UserError.of(
+            "data.folds", f"{folds} folds need {folds} training {unit} of each class: {listed(few)}"
+        )
     numbers = divide(train.labels, train.groups, folds)[fold - 1]
-    remaining = train.take(numbers.train)
     held = train.take(numbers.held_out)
     in_groups = ""
     if train.groups is not None:
-        held_groups = train.groups[numbers.held_out]
-        in_groups = f" ({groups_of(held_groups)} of {groups_of(train.groups)})"
+        held_groups = groups_of(train.groups[numbers.held_out])
+        in_groups = f" ({held_groups} of {groups_of(train.groups)})"
     unused = ""
     if splits.test is not None:
         unused = f". The {len(splits.test)} test images of the dataset are not used"
@@ -430,4 +433,4 @@ def _hold_out_fold(splits: Listing, folds: int, fold: int, evaluated: bool) -> L
         f"data.folds: fold {fold} of {folds} is tested on {len(held)} of {len(train)} training "
         f"images{in_groups}{unused}"
     )
-    return replace(splits, train=remaining, test=held)
+    return replace(splits, train=train.take(numbers.train), test=held)

@@ -8,8 +8,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +27,7 @@ class Listed(NamedTuple):
 
 
 # ---------------------------------------------------------------------- helpers
-def lines(path: Traversable) -> list[str]:
+def lines(path: Path) -> list[str]:
     """Return the stripped lines of a list that are not blank."""
     text = path.read_bytes().decode("utf-8-sig", "surrogateescape")  # names of files are bytes
     return list(filter(None, map(str.strip, text.splitlines())))
@@ -88,17 +86,17 @@ def _torchvision(kind: str, root: Path, **options: Any) -> Any:
         ) from None
 
 
-def _by_torchvision(
-    kind: str, folder: str, train: Sequence[str], names: str | None, root: Path
+def read_by_torchvision(
+    root: Path, kind: str, folder: str, train: Sequence[str], names: str | None = None
 ) -> Listing:
-    """Return a dataset in ROOT/FOLDER.
+    """Read a dataset in ROOT/FOLDER.
 
     Args:
+        root: Of the dataset.
         kind: torchvision's class.
         folder: Where it lies.
         train: Parts to train on.
         names: File of the classes. None: torchvision's.
-        root: Of the dataset.
     """
     base = root / folder
 
@@ -115,7 +113,7 @@ def _by_torchvision(
         images += images_of(_torchvision(kind, root, split=part))
     test = _torchvision(kind, root, split="test")
     if names:
-        classes = lines(files("idmm.data") / names)
+        classes = lines(Path(__file__).with_name(names))
     else:
         classes = list(map(str, test.classes))
     return listed_splits(base, classes, images, images_of(test))
@@ -206,7 +204,7 @@ def read_imagenet(root: Path) -> Listing:
 def read_imagenet100(root: Path) -> Listing:
     """Read the 100 classes of Tian et al. (CMC) of ImageNet's folders."""
     listing = read_imagenet(root)
-    wnids = sorted(lines(files("idmm.data") / "imagenet100.txt"))
+    wnids = sorted(lines(Path(__file__).with_name("imagenet100.txt")))
     numbers = np.searchsorted(listing.train.class_names, wnids)
 
     def of_these(split: Split) -> Split:
@@ -220,19 +218,8 @@ _CIFAR = {"train": {"train": True}, "test": {"train": False}}
 _SVHN = {f"{part}_32x32.mat": {"split": part} for part in ("train", "test")}  # cropped
 _DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 
-# from the root of a dataset to its images. 'folder' and 'digits' are not among them
+# from the root of a dataset to its images. Others: ``torchvision`` in datasets.yaml, folder, digits
 READERS: dict[str, Callable[[Path], Listing]] = {
-    "flowers": partial(
-        _by_torchvision, "Flowers102", "flowers-102", ("train", "val"), "flowers102.txt"
-    ),
-    "pets": partial(_by_torchvision, "OxfordIIITPet", "oxford-iiit-pet", ("trainval",), None),
-    # of split 1
-    "dtd": partial(_by_torchvision, "DTD", "dtd/dtd", ("train", "val"), None),
-    # variants
-    "aircraft": partial(
-        _by_torchvision, "FGVCAircraft", "fgvc-aircraft-2013b/data", ("trainval",), None
-    ),
-    "cars": partial(_by_torchvision, "StanfordCars", "stanford_cars", ("train",), None),
     "cifar10": partial(_arrays_of_torchvision, "CIFAR10", _CIFAR),
     # its 100 fine classes
     "cifar100": partial(_arrays_of_torchvision, "CIFAR100", _CIFAR),

@@ -16,6 +16,7 @@ import yaml
 from idmm import config
 from idmm.config.commands import DataInfoConfig, DataListConfig
 from idmm.config.reading import read_value
+from idmm.config.schema import Json
 from idmm.data import official
 from idmm.data.folder import FilesMissing, read_any, read_labelled, root_folder
 from idmm.data.split import Listing
@@ -50,6 +51,7 @@ class Spec:
     archives: dict[str, str] = field(default_factory=dict)  # URLs to download, and their md5 sums
     into: str = ""  # folder under data.root that archives are unpacked (other files: put) into
     manual: str = ""  # how to get it if it cannot be downloaded without a login or at all
+    torchvision: Json = field(default_factory=dict)  # how torchvision reads it, if it does
 
 
 def spec_of(name: str | None) -> Spec:
@@ -136,6 +138,8 @@ def _read_official(spec: Spec, root: Path) -> Listing:
             f"'idmm data info {spec.name}' shows the expected files",
         )
     try:
+        if spec.torchvision:
+            return official.read_by_torchvision(root, **spec.torchvision)
         return official.READERS[spec.name](root)
     except (LookupError, ValueError, OSError) as error:
         raise FilesMissing.of(
@@ -169,7 +173,7 @@ def table(_: DataListConfig) -> str:
 def info(command: DataInfoConfig) -> str:
     """Return what is known about a dataset before it is opened, as YAML."""
     spec = spec_of(command.name)
-    facts = asdict(spec) | {"archives": list(spec.archives), "into": None}
+    facts = asdict(spec) | {"archives": list(spec.archives), "into": None, "torchvision": None}
     facts = {name: value for name, value in facts.items() if value}
     return yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=110).rstrip()
 

@@ -87,10 +87,13 @@ def _class_faults(file: str, rows: Iterable[_Labelled], classes: list[str]) -> l
     """Return what is wrong with the ``classes`` to train on, and with those to evaluate on."""
     faults = []
     if not classes:
-        fault = (
-            f"'{file}' has no image to train on, expected two or more classes in the split train"
-        )
-        return [Fault("data.labels", fault)]
+        return [
+            Fault(
+                "data.labels",
+                f"'{file}' has no image to train on, "
+                "expected two or more classes in the split train",
+            )
+        ]
     if len(classes) == 1:
         faults.append(
             Fault(
@@ -186,8 +189,9 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
         parts[key] = without(part, excluded)
         counts[key] = len(part) - len(parts[key])
         if not parts[key] and key != "unlabelled":
-            fault = f"'{file}' leaves no image of {key}, expected at least one"
-            raise UserError.of("data.exclude", fault)
+            raise UserError.of(
+                "data.exclude", f"'{file}' leaves no image of {key}, expected at least one"
+            )
     total = sum(counts.values())
     by_part = ", ".join(f"{count} {key}" for key, count in counts.items())
     log.info(f"data.exclude: '{file}' leaves out {counted(total, 'image')} ({by_part})")
