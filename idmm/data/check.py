@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from idmm import config
+from idmm.config import Data
 from idmm.data.decoding import measure_range
 from idmm.data.formats import PICTURE_CHANNELS, BadImage, NoPicture
 from idmm.data.images import (
@@ -171,7 +171,7 @@ class _Summary:
     thumb: Thumb
 
 
-def check(data: config.Data) -> tuple[DatasetReport, Listing]:
+def check(data: Data) -> tuple[DatasetReport, Listing]:
     """Read every image of a dataset. Faults of images raise nothing.
 
     Raises:
@@ -204,7 +204,7 @@ def check(data: config.Data) -> tuple[DatasetReport, Listing]:
     return report, listing
 
 
-def _open(data: config.Data, report: DatasetReport) -> Listing:
+def _open(data: Data, report: DatasetReport) -> Listing:
     """Open the dataset as fine-tuning does, else as pretraining does.
 
     ``report`` gets what fine-tuning lacks.

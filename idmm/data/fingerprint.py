@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
-from idmm import config
+from idmm.config import Data
 from idmm.data.folder import PARTS, FilesMissing
 from idmm.data.formats import BadImage
 from idmm.data.images import digest, read
@@ -184,7 +184,7 @@ def refuse_changes(changes: str, out: AnyPath) -> None:
         )
 
 
-def listed_again(list_all: Callable[[], Listing], data: config.Data) -> Listing | None:
+def listed_again(list_all: Callable[[], Listing], data: Data) -> Listing | None:
     """List the images of a finished run again. None: they are gone, and it needs them no longer."""
     paths = filter(None, (data.root, data.labels, data.exclude))
     if all(expand_home(path).exists() for path in paths):

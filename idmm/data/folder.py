@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from os.path import dirname, isdir, islink, join, realpath
 from pathlib import Path
 
-from idmm import config
+from idmm.config import Data
 from idmm.data.formats import SUFFIXES
 from idmm.data.split import LabelsMissing, Listing, Split, arranged, class_of, split_of
 from idmm.errors import Fault, UserError, checked, reason
@@ -28,7 +28,7 @@ class FilesMissing(UserError):
     """Files of a dataset are missing or damaged: a download may help."""
 
 
-def root_folder(data: config.Data) -> Path:
+def root_folder(data: Data) -> Path:
     """Return ``data.root``. FilesMissing if it is not given, missing, or no folder."""
     is_own = data.name == "folder"
     expected = "a folder of images"

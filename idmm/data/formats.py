@@ -35,8 +35,8 @@ _ON_THE_SIDE = (5, 6, 7, 8)  # orientations whose rows are stored as columns
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 _HEIC = re.compile(rb".{4}ftyp(?!.{,40}avif)(he|mif|msf)", re.DOTALL)
 _NUMPY = b"\x93NUMPY"
-# the bits of the first component, less one
-_J2K = re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL)
+# more than 8 bits of the first component: the last byte has their number less one, and a sign
+_DEEP_J2K = re.compile(rb"\xff\x4f\xff\x51.{38}[\x08-\x7f\x88-\xff]", re.DOTALL)
 # kinds of a TIFF that tifffile reads as grey or RGB
 _COLOURS = ("MINISBLACK", "MINISWHITE", "RGB", "YCBCR")
 _one_large_image = threading.RLock()
@@ -244,17 +244,11 @@ def _from_picture_file(content: bytes, picture: bool) -> Pixels:
     layout = str(image.tile[:1])
     if image.format == "PNG" and ";16" in layout:
         values = imagecodecs.png_decode(content)
-    elif image.format == "JPEG2000" and _is_deep_jpeg2000(content):
+    elif image.format == "JPEG2000" and _DEEP_J2K.search(content):
         values = imagecodecs.jpeg2k_decode(content)
     else:
         return _from_pillow(image, picture)
     return _upright(values, exif_orientation(image))
-
-
-def _is_deep_jpeg2000(content: bytes) -> bool:
-    """Return whether a JPEG 2000 has more than 8 bits."""
-    header = _J2K.search(content)
-    return header is not None and header[1][0] & 0x7F > 7
 
 
 def pillow_image(content: bytes) -> ImageFile.ImageFile:

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from idmm import config
+from idmm.config import Data
 from idmm.data import images
 from idmm.data.decoding import Index, Reading, decode_split
 from idmm.data.formats import BadImage, Pixels
@@ -196,7 +196,7 @@ def store_split(
     split: Split,
     *,
     stored_size: StoredSize,
-    data: config.Data,
+    data: Data,
     part: str = "train",
     value_range: ValueRange = None,
     bands: Bands | None = None,
@@ -246,7 +246,7 @@ def cache_folder(cache_dir: str | None) -> Path:
 def _cached(
     split: Split,
     part: str,
-    data: config.Data,
+    data: Data,
     reading: Reading,
 ) -> tuple[Index, Path]:
     """Return index and file of pixels of a split, from the cache or written to it now.

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from idmm import config
+from idmm.config import Data, Subset
 from idmm.data.fingerprint import digests
 from idmm.data.folder import FilesMissing, read_unlabelled, root_folder
 from idmm.data.images import digest
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def list_images(
-    data: config.Data,
+    data: Data,
     labelled: bool,
     evaluated: bool = True,
     unlabelled: bool | None = None,
@@ -72,7 +72,7 @@ def list_images(
     return splits
 
 
-def _divided(splits: Listing, data: config.Data, labelled: bool, is_tested: bool) -> Listing:
+def _divided(splits: Listing, data: Data, labelled: bool, is_tested: bool) -> Listing:
     """Hold images out, and leave out those of their groups.
 
     ``is_tested``: There must be images to evaluate on.
@@ -96,7 +96,7 @@ def _divided(splits: Listing, data: config.Data, labelled: bool, is_tested: bool
 
 
 # ---------------------------------------------------------------------- the dataset
-def _read(data: config.Data, labelled: bool, unlabelled: bool) -> Listing:
+def _read(data: Data, labelled: bool, unlabelled: bool) -> Listing:
     """Read a dataset.
 
     Raises:
@@ -149,7 +149,7 @@ def _check_sizes(splits: Listing, spec: Spec) -> None:
         raise UserError(*faults)
 
 
-def narrowed(splits: Listing, data: config.Data, labelled: bool) -> Listing:
+def narrowed(splits: Listing, data: Data, labelled: bool) -> Listing:
     """Return the splits less ``data.exclude``, each image with its group of ``data.groups``.
 
     Raises:
@@ -184,16 +184,14 @@ def _groups_of(parts: Iterable[Split]) -> set[str]:
     return names
 
 
-def _root_of_names(data: config.Data) -> str | None:
+def _root_of_names(data: Data) -> str | None:
     """Return the folder that names are relative to. None: that of official images is below it."""
     if data.name == "folder":
         return data.root
     return None
 
 
-def _without_held_groups(
-    splits: Listing, data: config.Data, groups: str, labelled: bool
-) -> Listing:
+def _without_held_groups(splits: Listing, data: Data, groups: str, labelled: bool) -> Listing:
     """Leave out images without labels whose group by ``data.groups`` has images in val or test."""
     evaluated = splits.evaluated
     with_labels = splits.train
@@ -224,7 +222,7 @@ def _without_held_groups(
 
 
 # --------------------------------------------------------------------- parts of the training images
-def _drawn(train: Split, data: config.Data, labelled: bool) -> Split:
+def _drawn(train: Split, data: Data, labelled: bool) -> Split:
     """Return the images that ``data.subset`` draws, with the labels that ``data.labelled`` draws.
 
     ``labelled``: Classes without an image get a warning.
@@ -241,7 +239,7 @@ def _drawn(train: Split, data: config.Data, labelled: bool) -> Split:
     return train
 
 
-def draw_subset(split: Split, subset: config.Subset) -> Split:
+def draw_subset(split: Split, subset: Subset) -> Split:
     """Draw a part of a split, in its original order.
 
     With one seed, a smaller subset is part of a larger one.
@@ -252,7 +250,7 @@ def draw_subset(split: Split, subset: config.Subset) -> Split:
     return split.take(_drawn_from(split, subset, "data.subset"))
 
 
-def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
+def _with_labels_of(train: Split, drawn: Subset) -> Split:
     """Return training images with the labels of those only that a draw names, the others' -1."""
     numbers = _drawn_from(train, drawn, "data.labelled")
     labels = np.full(len(train), -1)
@@ -268,7 +266,7 @@ def _with_labels_of(train: Split, drawn: config.Subset) -> Split:
     return replace(train, labels=labels)
 
 
-def _drawn_from(split: Split, subset: config.Subset, field: str) -> Labels:
+def _drawn_from(split: Split, subset: Subset, field: str) -> Labels:
     """Return the numbers of a subset's images in order, int64 [M].
 
     Errors are as of :func:`draw_subset`, with the key ``field``.

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import yaml
 
-from idmm import config
+from idmm.config import Data
 from idmm.config.commands import DataInfoConfig, DataListConfig
 from idmm.config.reading import read_value
 from idmm.config.schema import Json
@@ -28,7 +28,7 @@ from idmm.text import listed, nearest
 
 log = logging.getLogger(__name__)
 
-D = TypeVar("D", bound=config.Data)
+D = TypeVar("D", bound=Data)
 TIMEOUT = 60.0  # without a byte (seconds)
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".zip")
 
@@ -100,7 +100,7 @@ def resolve_name(data: D) -> tuple[D, list[str]]:
     return data, []
 
 
-def check_folder(data: config.Data, out: str | None) -> None:
+def check_folder(data: Data, out: str | None) -> None:
     """Raise UserError if a user's folder ``data.root`` is missing, unless ``out`` holds a run.
 
     A finished run needs its images no longer.
@@ -110,7 +110,7 @@ def check_folder(data: config.Data, out: str | None) -> None:
         root_folder(data)
 
 
-def read_dataset(data: config.Data, labelled: bool) -> Listing:
+def read_dataset(data: Data, labelled: bool) -> Listing:
     """List all images of ``data.name``, with labels if they are needed or the dataset has some.
 
     Raises:
@@ -195,7 +195,7 @@ def fetch(spec: Spec, root: AnyPath) -> None:
         )
     root = expand_home(root)
     with contextlib.suppress(FilesMissing):
-        read_dataset(config.Data(name=spec.name, root=str(root)), True)
+        read_dataset(Data(name=spec.name, root=str(root)), True)
         return
     aside = root / ".idmm"
     shutil.rmtree(aside / "unpacked", ignore_errors=True)  # of a call that was killed

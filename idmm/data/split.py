@@ -16,6 +16,7 @@ from idmm.text import one_line
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Groups = NDArray[np.str_]
+Numbers = Sequence[int] | NDArray[np.integer[Any]]
 
 
 class LabelsMissing(UserError):
@@ -84,7 +85,7 @@ class Split:
         """Return at most 64 of ``items``, evenly spread over all of them."""
         return self.take(spread(len(self), 64)).items
 
-    def take(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> "Split":
+    def take(self, indices: Numbers) -> "Split":
         """Return the images at ``indices``, in that order, with all classes."""
         numbers = np.asarray(indices, dtype=np.int64)
         return replace(
@@ -110,7 +111,7 @@ def _taken(values: Any, numbers: Labels) -> Any:
 def split_of(
     root: str | os.PathLike[str],
     names: list[str],
-    labels: Sequence[int] | NDArray[np.integer[Any]] | None = None,
+    labels: Numbers | None = None,
     classes: list[str] | None = None,
 ) -> Split:
     """Return the named files of a folder, '/' between, with their labels if they have some."""

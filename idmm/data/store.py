@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from idmm import config, distributed
+from idmm import distributed
+from idmm.config import Data
 from idmm.data.fingerprint import fingerprint
 from idmm.data.formats import BadImage, Pixels
 from idmm.data.image_store import ImageStore, store_split
@@ -17,14 +18,16 @@ from idmm.data.parallel import parallel_map
 from idmm.data.split import Listing
 from idmm.errors import Fault, UserError
 
+Statistics = tuple[list[float], list[float]]  # mean and standard deviation of each channel
+Crops = dict[int, dict[str, ImageStore]]  # ``val`` and ``test`` at each size (pixels)
+
 
 @dataclass(frozen=True)
 class Stores:
     """The decoded images of a run: to train on, to evaluate on, to report at the end."""
 
     train: ImageStore
-    # ``val`` and ``test`` at each size (pixels), if there are any
-    crops: dict[int, dict[str, ImageStore]]
+    crops: Crops
     # of images of more than 8 bits. None: there are none and the run was given no range
     value_range: ValueRange
     mean: list[float]  # of each channel, on values in [0, 1]
@@ -58,7 +61,7 @@ class Stores:
 
 def store_images(
     listing: Listing,
-    data: config.Data,
+    data: Data,
     train_size: StoredSize,
     eval_sizes: Mapping[int, StoredSize],
     *,
@@ -116,9 +119,9 @@ def _crops(
     listing: Listing,
     eval_sizes: Mapping[int, StoredSize],
     faults: list[Fault],
-) -> dict[int, dict[str, ImageStore]]:
+) -> Crops:
     """Return ``val`` and ``test`` at each size, and add what is wrong with them to ``faults``."""
-    crops: dict[int, dict[str, ImageStore]] = {}
+    crops: Crops = {}
     for size, stored_size in eval_sizes.items():
         crops[size] = {}
         for part, split in listing.parts.items():
@@ -131,7 +134,7 @@ def _crops(
 
 
 # ---------------------------------------------------------------------- mean and standard deviation
-def _measured(train: ImageStore, grey: bool) -> tuple[list[float], list[float]]:
+def _measured(train: ImageStore, grey: bool) -> Statistics:
     """Return mean and standard deviation of the images, see :func:`moments`.
 
     The first process measures them for all.
@@ -146,7 +149,7 @@ def _measured(train: ImageStore, grey: bool) -> tuple[list[float], list[float]]:
             if not isinstance(result, BadImage):  # a store has none
                 total = total + result
         measured = mean_and_std(total)
-    values: tuple[list[float], list[float]] = distributed.broadcast(measured)
+    values: Statistics = distributed.broadcast(measured)
     return values
 
 
@@ -169,7 +172,7 @@ def moments(pixels: Pixels, grey: bool) -> NDArray[np.float64]:
     return np.stack([count, total, squares], axis=1)
 
 
-def mean_and_std(total: NDArray[np.float64]) -> tuple[list[float], list[float]]:
+def mean_and_std(total: NDArray[np.float64]) -> Statistics:
     """Return mean and standard deviation per channel from the sum of :func:`moments`, [C, 3].
 
     The deviation of a constant is 1.
