@@ -21,8 +21,7 @@ from idmm.inference.runs import dataset_name, finished_runs, read_config
 from idmm.progress import log
 from idmm.report.charts import Point
 from idmm.report.page import Picture, readable
-from idmm.report.run_page import KINDS, RunComparison, RunFacts, write
-from idmm.report.run_pictures import compare
+from idmm.report.run_page import KINDS, RunComparison, RunFacts, compare, write
 from idmm.report.stats import PREDICTIONS, compared, holm
 from idmm.report.table import with_facts
 

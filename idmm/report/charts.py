@@ -26,7 +26,7 @@ Curves = Mapping[str, Sequence[Point]]  # label -> points
 
 def comparison(
     scores: Mapping[str, Sequence[float]],
-    path: str | Path,
+    path: Path,
     title: str,
     largest_class: float,
     grey: Sequence[str] = (),
@@ -118,7 +118,12 @@ def accuracy_curves(
         _draw_curves(axis, curves, numbers, spread=ticks is not None)
         axis.set(xlabel=labels[0])
         if ticks:
-            _log_axis(axis, ticks)
+            axis.set(xscale="log", xlim=(min(ticks) / 1.2, max(ticks) * 1.2))
+            axis.set_xticks(list(ticks), list(ticks.values()))
+            axis.xaxis.set_minor_locator(NullLocator())
+            axis.tick_params("x", labelsize=8)
+            if max(map(len, ticks.values())) > 5:
+                axis.tick_params("x", rotation=30)
         else:
             axis.xaxis.get_major_locator().set_params(integer=True)
         _accuracy_axis(axis, title, largest_class)
@@ -159,16 +164,6 @@ def _draw_curves(axis: Axes, curves: Curves, numbers: dict[str, int], spread: bo
             capsize=2,
             **look(numbers.setdefault(label, len(numbers))),
         )
-
-
-def _log_axis(axis: Axes, ticks: Mapping[float, str]) -> None:
-    """Make the axis of the number logarithmic, with texts."""
-    axis.set(xscale="log", xlim=(min(ticks) / 1.2, max(ticks) * 1.2))
-    axis.set_xticks(list(ticks), list(ticks.values()))
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.tick_params("x", labelsize=8)
-    if max(map(len, ticks.values())) > 5:
-        axis.tick_params("x", rotation=30)
 
 
 class Network(NamedTuple):

@@ -66,7 +66,7 @@ def _draw_panel(axis: Axes, table: Table, backbone: str, target: str) -> list[st
 
 def _colours(table: Table) -> dict[str, str]:
     """Return the colour of each method."""
-    methods = dict.fromkeys(row.method for row in table.rows if not row.is_scratch)
+    methods = dict.fromkeys(row.method for row in table.rows if row != SCRATCH)
     colours = {method: COLOURS[n % len(COLOURS)] for n, method in enumerate(methods)}
     return colours | {SCRATCH.method: "0.55"}
 

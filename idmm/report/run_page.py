@@ -1,14 +1,15 @@
 """``report.html`` from the facts that ``idmm report`` reads of finished runs."""
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
+from idmm.config.schema import Json
 from idmm.files import REWRITE, reading, write_bytes
 from idmm.progress import duration
-from idmm.report.charts import Point
+from idmm.report.charts import Network, Point, accuracy_curves, over_parameters
 from idmm.report.page import Picture, Section, TableOf, html
 from idmm.report.stats import format_number
 from idmm.text import listed
@@ -36,8 +37,8 @@ class RunFacts:
     data: str
     model: str
     method: str  # of pretraining, or what else it started from
-    config: dict[str, Any]  # dotted keys
-    result: dict[str, Any]
+    config: Json  # dotted keys
+    result: Json
     curve: list[Point]  # top-1 over epochs
     per_class: list[dict[str, str]]  # rows of the table
     pictures: list[Picture]  # of the run and of idmm explore
@@ -110,8 +111,8 @@ def write(
 
 # head -> format of the values in result.json. A column is empty without its first value
 Columns = dict[str, str]
-SIZES: Columns = {"training images": "{train_size:,}", "test images": "{test_size:,}"}
-CLASSIFIERS: Columns = {
+SIZES = {"training images": "{train_size:,}", "test images": "{test_size:,}"}
+CLASSIFIERS = {
     "top-1": "{top1:.1f}",
     "95 % interval": "{top1_interval[0]:.1f} to {top1_interval[1]:.1f}",
     "mean per class": "{mean_per_class:.1f}",
@@ -213,7 +214,7 @@ def _table(caption: str, columns: Columns, runs: list[RunFacts]) -> TableOf:
     return TableOf(heads, filled_rows, caption)
 
 
-def _cell(result: dict[str, Any], head: str, form: str) -> str:
+def _cell(result: Json, head: str, form: str) -> str:
     """Return the text of a column."""
     if head in POOLED and "readouts" not in result:
         form = POOLED[head]
@@ -249,3 +250,25 @@ def _settings(runs: list[RunFacts]) -> list[TableOf]:
         if rows:
             tables.append(TableOf(["key", *(run.label for run in of_kind)], rows, caption))
     return tables
+
+
+# ---------------------------------------------------------------------- pictures of several runs
+def compare(runs: list[RunFacts], out: Path) -> list[Picture]:
+    """Draw the pictures for which enough runs have the same data into ``out``, and return them."""
+    networks = []
+    pictures = []
+    curves: defaultdict[str, dict[str, list[Point]]] = defaultdict(dict)
+    for run in runs:
+        if run.curve:
+            curves[run.data][run.label] = run.curve
+        size = run.result.get("backbone_params")
+        top1 = run.result.get("top1")
+        if size is not None and top1 is not None:
+            networks.append(Network(run.data, run.method, run.model, size, top1))
+    panels = {data: of_data for data, of_data in curves.items() if len(of_data) > 1}
+    if panels:
+        pictures.append(Picture(out / "curves.png", "Accuracy over epochs"))
+        accuracy_curves(panels, out / "curves.png", ("epoch", "top-1 accuracy (%)"))
+    if over_parameters(networks, out / "params.png"):
+        pictures.append(Picture(out / "params.png", "Accuracy over parameters"))
+    return pictures

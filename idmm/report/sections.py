@@ -6,7 +6,11 @@ from typing import NamedTuple
 
 from idmm.report.page import Cell
 from idmm.report.stats import Grid, format_number
-from idmm.report.table import MISSING, NO_BETTER, Place, Table, run_label
+from idmm.report.table import MISSING, NO_BETTER, SCRATCH, Place, Table, run_label
+
+UNDECIDED = (
+    "Undecided: these runs show no difference between them. The numbers are those of the first."
+)
 
 BlockRow = dict[str, str | Cell]  # head of a column -> cell
 
@@ -25,7 +29,6 @@ def best_pretrainings(table: Table) -> Block | None:
     """Return the best pretraining for each target and backbone, or those that are level with it."""
     lines = [table.intervals()]
     rows = []
-    has_undecided = False
     for backbone, target in product(table.backbones, table.targets):
         best = _best_pretraining(table, backbone, target)
         if best is None:
@@ -40,14 +43,10 @@ def best_pretrainings(table: Table) -> Block | None:
         if cell.gain is not None:
             row["gain over scratch"] = Cell(str(cell.gain), tone=cell.gain.direction)
         rows.append(row)
-        has_undecided = has_undecided or best.is_undecided
+        if best.is_undecided:
+            lines[1:] = [UNDECIDED]
     if not rows:
         return None
-    if has_undecided:
-        lines.append(
-            "Undecided: these runs show no difference between them. "
-            "The numbers are those of the first."
-        )
     return Block("Which pretraining is best", lines, rows)
 
 
@@ -63,7 +62,7 @@ def _best_pretraining(table: Table, backbone: str, target: str) -> Best | None:
     means = {}
     for row in table.rows:
         mean = table.mean(backbone, row, target)
-        if mean is not None and not row.is_scratch:
+        if mean is not None and row != SCRATCH:
             means[row] = mean
     if not means:
         return None

@@ -118,11 +118,6 @@ class SeedStats:
         """Number of failed runs."""
         return sum(run["status"] == "failed" for run in self.runs)
 
-    @property
-    def squares(self) -> float:
-        """Sum of the squared deviations of the independent draws, 0 without a variance."""
-        return (self.variance or 0.0) * self.units * self.freedom
-
 
 def seed_stats(runs: Iterable[Run]) -> SeedStats:
     """Return the statistics of runs that differ only in their seeds."""
@@ -185,7 +180,8 @@ def pooled(column: Mapping[Key, SeedStats], moved: Iterable[SeedStats]) -> dict[
         if stats.units and everything:
             group = by_runs.get(stats.n // stats.units, everything)
             freedom = sum(member.freedom for member in group)
-            variance = sum(member.squares for member in group) / freedom
+            squares = [(one.variance or 0.0) * one.units * one.freedom for one in group]
+            variance = sum(squares) / freedom
             result[key] = replace(stats, variance=variance / stats.units, freedom=freedom)
     return result
 
@@ -210,18 +206,16 @@ def difference(one: SeedStats, other: SeedStats) -> Estimate | None:
     if one.mean is None or other.mean is None:
         return None
     value = one.mean - other.mean
-    below: list[float] = []
-    above: list[float] = []
+    distances = []  # of the limits below and above
     if one.variance is not None and other.variance is not None:
         half = t_half(one.variance + other.variance, min(one.freedom, other.freedom))
-        below = [half]
-        above = [half]
+        distances.append((half, half))
     if one.images and other.images:
-        below += [one.images.below, other.images.above]
-        above += [one.images.above, other.images.below]
-    if below:
-        return Estimate(value, (value - math.hypot(*below), value + math.hypot(*above)))
-    return Estimate(value)
+        distances += [one.images, other.images[::-1]]
+    if not distances:
+        return Estimate(value)
+    below, above = map(math.hypot, *distances)
+    return Estimate(value, (value - below, value + above))
 
 
 # ------------------------------------------------------------------- classifiers on the same images

@@ -36,21 +36,16 @@ class Row(NamedTuple):
     method: str
 
     @property
-    def is_scratch(self) -> bool:
-        """Whether they start from random weights."""
-        return self == SCRATCH
-
-    @property
     def label(self) -> str:
         """Its name in texts."""
-        if self.is_scratch:
+        if self == SCRATCH:
             return "from scratch"
         return f"{self.source}, {self.method}"
 
     @property
     def heads(self) -> tuple[str, str]:
         """The texts in the first two columns of a table."""
-        if self.is_scratch:
+        if self == SCRATCH:
             return (self.label, "no pretraining")
         return (self.source, self.method)
 
@@ -190,7 +185,7 @@ class Table:
         used_rows = {place.row for place in groups}
         rows = starmap(Row, product(_labels(grid, "source"), _labels(grid, "method")))
         self.rows = [row for row in rows if row in used_rows]
-        self.rows.sort(key=lambda row: not row.is_scratch)
+        self.rows.sort(key=lambda row: row != SCRATCH)
         self._stats = {place: seed_stats(group) for place, group in groups.items()}
         for backbone, target in product(self.backbones, self.targets):
             self._pool(backbone, target)
@@ -212,7 +207,7 @@ class Table:
 
     def _cell(self, place: Place) -> TableCell:
         stats = self._stats[place]
-        gain = None if place.row.is_scratch else self.lead(place, SCRATCH)
+        gain = None if place.row == SCRATCH else self.lead(place, SCRATCH)
         no_better = self._no_better(stats, place.target)
         return TableCell(
             stats,
@@ -234,8 +229,7 @@ class Table:
     def _leads_all(self, place: Place) -> bool:
         """Return whether the runs show that a place is better than each other one of its column."""
         leads = [self.lead(place, other) for other in self.rows if other != place.row]
-        known = [lead for lead in leads if lead is not None]
-        return bool(known) and all(lead.direction == "up" for lead in known)
+        return {lead.direction for lead in leads if lead} == {"up"}
 
     def lead(self, place: Place, other: Row) -> Estimate | None:
         """Return the lead of a place over another row, or None if one has no value."""
