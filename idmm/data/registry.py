@@ -16,13 +16,12 @@ import yaml
 from idmm.config import Data
 from idmm.config.commands import DataInfoConfig, DataListConfig
 from idmm.config.reading import read_value
-from idmm.config.schema import Json
 from idmm.data import official
 from idmm.data.folder import FilesMissing, read_any, read_labelled, root_folder
 from idmm.data.split import Listing
 from idmm.data.user_lists import read_with_labels
 from idmm.errors import RunError, UserError, in_short, reason
-from idmm.files import AnyPath, expand_home, holds_run
+from idmm.files import AnyPath, Json, expand_home, holds_run
 from idmm.progress import aligned
 from idmm.text import listed, nearest
 

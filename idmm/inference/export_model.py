@@ -213,8 +213,8 @@ def onnx_model(source: Source) -> OnnxModel:
         )
 
         def run(images: Tensor) -> Floats:
-            (outputs,) = session.run(None, {"images": images.numpy()})
-            return outputs
+            outputs: list[Floats] = session.run(None, {"images": images.numpy()})
+            return outputs[0]
 
         return OnnxModel(proto, check(source, run))
 

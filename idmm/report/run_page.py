@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from idmm.config.schema import Json
-from idmm.files import REWRITE, reading, write_bytes
+from idmm.files import REWRITE, Json, reading, write_bytes
 from idmm.progress import duration
 from idmm.report.charts import Network, Point, accuracy_curves, over_parameters
 from idmm.report.page import Picture, Section, TableOf, html
