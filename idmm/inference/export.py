@@ -85,8 +85,7 @@ def write_folder(source: "Source", out: Path, hub: bool) -> str:
     import timm
     import torch
 
-    from idmm.inference.export_card import card
-    from idmm.inference.export_model import check, converting, quiet
+    from idmm.inference.export_model import card, check, converting, quiet
 
     ours = {key: value for key, value in source.preprocessing.items() if key in OUR_KEYS}
     config: dict[str, Any] = {**ours, "label_names": source.classes}
