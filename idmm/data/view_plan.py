@@ -85,7 +85,7 @@ def draw_views(
         grey=grey < colours.grey_prob,
         sigma=np.where(blur < colours.blur_prob, sigma, 0.0),
         solarize=solarize < colours.solarize_prob,
-        vflip=vflip < colours.vflip,
+        vflip=vflip < (colours.vflip or 0),
         turns=(turns * 4).astype(np.int64) * bool(colours.rotate90),
     )
 

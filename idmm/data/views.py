@@ -61,7 +61,6 @@ def resize(image: Tensor, shape: Sequence[int]) -> Tensor:
         list(shape),
         mode="bicubic",
         antialias=True,
-        align_corners=False,
     )[0]
     if is_rgb8:
         return resized
