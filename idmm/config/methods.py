@@ -1,8 +1,8 @@
 """The pretraining methods: one class each with its options, default views, colours and needs.
 
-To add a method, write a class here, add it to ``AnyMethod``, and put its loss into
-``idmm/methods/NAME.py`` and its recipe into ``configs/pretrain/NAME.yaml``. Widths and temperatures
-are from Table 10 of the IDMM paper. Values that the table leaves out are from the methods' own
+To add a method to the package, write a class here, add it to ``AnyMethod``, and put its loss into
+``idmm/methods/NAME.py`` and its recipe into ``configs/pretrain/NAME.yaml``. From outside, call
+:func:`idmm.methods.register_method`. Widths and temperatures are from Table 10 of the IDMM paper. Values that the table leaves out are from the methods' own
 papers and releases.
 """
 

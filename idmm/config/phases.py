@@ -44,5 +44,5 @@ class Needs:
 
 
 def short_side_bound(size: int, smallest_scale: float) -> int:
-    """Return the longest short side (pixels) worth storing: no random crop is up-sampled for it."""
+    """Return the short side (pixels) that is enough to store: no random crop is enlarged for it."""
     return math.ceil(size / math.sqrt(smallest_scale * RATIO[0]))

@@ -1,6 +1,7 @@
 """What is drawn of random views before their pixels are made: crops, turns and colours.
 
-Each draw is a function of (seed, epoch, image).
+Each draw is a function of seed, epoch, image and group of crops. RandAugment draws its own, see
+:mod:`idmm.data.views`.
 """
 
 from collections.abc import Sequence

@@ -100,7 +100,7 @@ def make_views(
     std: PerChannel,
     extra: Extra | None = None,
 ) -> Tensor:
-    """Make normalised views of images by a plan with the same number for each.
+    """Make normalised views of images by a plan that has as many views of each image.
 
     Args:
         images: uint8 or uint16 [C, H, W].

@@ -73,7 +73,8 @@ def score(predicted: Integers, truth: Integers, groups: Names | None = None) -> 
     """Return ``top1``, ``top1_interval`` and ``mean_per_class``.
 
     Args:
-        predicted, truth: Classes of M images, [M]. Those without an image do not count in the mean.
+        predicted, truth: Classes of M images, [M]. A class without an image does not count in
+            the mean.
         groups: Name of each image's group, [M]. The interval is then over groups.
     """
     correct = predicted == truth

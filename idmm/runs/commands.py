@@ -1,4 +1,4 @@
-"""``idmm.pretrain`` and the like. Names are checked before torch is imported."""
+"""``idmm.pretrain`` and the like. Datasets and paths are checked before torch is imported."""
 
 import tempfile
 from dataclasses import replace

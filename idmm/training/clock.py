@@ -1,4 +1,4 @@
-"""The clocks of a phase: by epochs, or by time (``train.minutes``). The loop does not ask which.
+"""The clocks of a phase: by epochs, or by time (``train.minutes``).
 
 After each step the loop sends ``measure()`` of the first process to ``advance()`` of all. If
 ``is_up()``, the epoch breaks off. After each epoch ``is_last_epoch()`` decides whether the phase
@@ -141,7 +141,7 @@ class ByEpochs:
 
 
 class ByClock(ByEpochs):
-    """Goes by the time of ``train.minutes``, from 0 at the first step to 1 at the end."""
+    """Goes by ``train.minutes``, from 0 at the first step to 1 at the end, or by ``max_epochs``."""
 
     timer: Timer
 

@@ -295,7 +295,7 @@ class Run(Generic[C]):
     def seconds(self) -> float:
         """Time spent on the run over all resumes.
 
-        That after the last checkpoint of a killed process is not counted.
+        Time after the last checkpoint of a killed process is not counted.
         """
         return clock.now() - self.started_at
 

@@ -246,7 +246,7 @@ class RunFolder:
         return records
 
     def add_metrics(self, record: Json) -> None:
-        """Append the record of an epoch."""
+        """Add the record of an epoch."""
         self._write_metrics([*self.metrics(), record])
 
     def _write_metrics(self, records: list[Json]) -> None:
