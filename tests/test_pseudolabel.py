@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 import idmm
 from idmm.auto import pseudolabels as train_pseudolabels
-from idmm.auto.plan import Kept, Plan
+from idmm.auto.plan import Classifier, Plan
+from idmm.config.commands import TrainCommand
 from idmm.data.listing import list_images
 from idmm.evaluation import similarity
 from idmm.files import read_csv as rows
@@ -111,7 +112,9 @@ def section_of(root, **changes):
     return section(root, labelled={"per_class": 2}, **changes)
 
 
-def labelled(run, data, out, teacher=None, seed=0, estimated=(Kept.BASELINE, Kept.JOINED_LINEAR)):
+def labelled(
+    run, data, out, teacher=None, seed=0, estimated=(Classifier.BASELINE, Classifier.JOINED_LINEAR)
+):
     """Runs the step; returns what it found and the rows of its file. ``estimated``: on held-out
     images."""
     plan = Plan(
@@ -122,7 +125,9 @@ def labelled(run, data, out, teacher=None, seed=0, estimated=(Kept.BASELINE, Kep
         label_size=48,
         joined=True,
     )
-    summary, candidates = train_pseudolabels.pseudolabel(run, teacher, plan, data, "cpu", seed, out)
+    splits = list_images(data, labelled=True, unlabelled=True)
+    command = TrainCommand(out=str(out), device="cpu", seed=seed)
+    summary, candidates = train_pseudolabels.pseudolabel(run, teacher, plan, splits, command)
     assert set(candidates) == {*estimated}
     return summary, rows(out / "pseudolabels.csv")
 
@@ -132,9 +137,9 @@ def test_a_teacher_joins_the_graph_if_its_predictions_agree(run, images, tmp_pat
     _, alone = labelled(run, section_of(images), tmp_path / "alone")
     for every in (1, 3):  # of these images one is blue, and the next red
 
-        def learned(teacher, items, *_, every=every):
-            numbers = [int(os.path.basename(path)[:-4]) for path in items]
-            return default_rng(0).normal(size=(len(items), 4)), np.array(numbers) // every % 2
+        def learned(teacher, train, *_, every=every):
+            numbers = [int(os.path.basename(path)[:-4]) for path in train.items]
+            return default_rng(0).normal(size=(len(train), 4)), np.array(numbers) // every % 2
 
         monkeypatch.setattr(train_pseudolabels, "_learned_by", learned)
         summary, lines = labelled(run, section_of(images), tmp_path / str(every), teacher="run")

@@ -20,7 +20,7 @@ from test_resume import stop_at
 import idmm
 from idmm.auto import configs as train_configs
 from idmm.auto import plan as train_plan
-from idmm.auto.plan import Counts, make_plan
+from idmm.auto.plan import Counts, make_plan, resolve_way
 from idmm.config.commands import TrainCommand, TrainData
 from idmm.errors import Interrupted, UserError
 from idmm.files import read_csv
@@ -353,14 +353,9 @@ def test_weights_that_are_refused(done, images, tmp_path, capsys):
 
 def planned(counts, **flags):
     """The plan for so many images."""
-    return make_plan(
-        TrainCommand(
-            out="x",
-            device="cpu",
-            **flags,
-        ),
-        counts,
-    )
+    command = TrainCommand(out="x", device="cpu", **flags)
+    resolve_way(command)  # as the command does first
+    return make_plan(command, counts)
 
 
 PHOTOS = Counts(768, 768, 12, 32)

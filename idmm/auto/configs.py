@@ -1,26 +1,24 @@
-"""The configs of the stages of ``idmm train``: a recipe each, on the images and at the size of the
-plan."""
+"""The configs of the steps of ``idmm train``: a recipe each, on its images at the plan's size."""
 
 import math
 from dataclasses import replace
 from pathlib import Path
 
-from idmm.auto.data import by_list, data_of, labelled_part, trial_split
+from idmm.auto.data import by_list, data_of, labelled_part
 from idmm.auto.plan import (
     ALL_JOINED,
     FEATURES,
     HELD_OUT,
     HOG_CONV,
     PSEUDOLABELS,
-    Kept,
+    TRIAL,
+    Classifier,
     TrainState,
 )
-from idmm.config import FinetuneConfig, PretrainConfig, Train, parsing
+from idmm.config import Data, FinetuneConfig, PretrainConfig, Train, parsing
 from idmm.config.commands import TrainCommand, TrainModel
 from idmm.config.reading import recipe
-from idmm.config.schema import merged
-from idmm.data import user_lists
-from idmm.files import write_csv
+from idmm.config.schema import Json, merged
 from idmm.models.hog_conv import CONVNET
 
 # Recipes, the first two for stage 1: from fresh weights, from weights of --init, from the start of
@@ -48,125 +46,127 @@ CUTMIX = 1.0
 # classes
 MOST_EPOCHS = 75
 MANY_LABELS = 20  # a class
-# of a stage's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
+# of a step's minutes, after which it writes a checkpoint, if not before (train.save_minutes)
 SAVED = 0.1
 
 
-def _common(
-    command: TrainCommand, part: str, minutes: float, init: str | None, model: dict
-) -> dict:
-    """Return the keys of all stages."""
-    out = Path(command.out)
-    keys = {"seed": command.seed, "out": str(out if part == "last" else out / part)}
-    keys |= {
-        "train.minutes": minutes,
-        "train.save_minutes": min(Train().save_minutes, SAVED * minutes),
-    }
-    keys |= {"train.device": command.device} | ({"init": init} if init else {"model": model})
-    if init and init == command.init:
-        default = vars(TrainModel())
-        keys |= {
-            f"model.{key}": value
-            for key, value in vars(command.model).items()
-            if value != default[key]
-        }
-    return keys
+def step_config(command: TrainCommand, state: TrainState, step: str, minutes: float) -> Json:
+    """Return the config of a step: a recipe, with what the plan and the command change."""
+    if step == "stage1":
+        return _pretraining(command, state, minutes)
+    return _finetuning(command, state, step, minutes)
 
 
-def _batch_size(images: int, recipe_size: int) -> int:
-    """Return the recipe's batch size, less for few images: networks learn by steps."""
-    return min(recipe_size, max(8, 2 ** int(math.log2(max(1, images / 8)))))
-
-
-def _pretraining(command: TrainCommand, state: TrainState, minutes: float) -> dict:
+def _pretraining(command: TrainCommand, state: TrainState, minutes: float) -> Json:
     plan = state.plan
     init = command.init
     images = state.counts.images
-    shipped = recipe(PretrainConfig, ADAPT if init else IDMM)
     keys = _common(command, "stage1", minutes, init, plan.model)
     keys |= {f"views.{key}": value for key, value in recipe(PretrainConfig, IDMM)["views"].items()}
     keys |= {"views.size": plan.size, "views.flip": command.flip, "views.jitter_prob": JITTER_PROB}
-    keys |= {"views.jitter": [command.jitter, command.jitter, 0.0, 0.0]}
-    # the small ConvNet, from fresh weights
-    quick = not init and plan.model["name"] == CONVNET["name"]
-    if quick:
+    keys["views.jitter"] = [command.jitter, command.jitter, 0.0, 0.0]
+    keys["method.cutmix_alpha"] = 0.0
+    shipped = recipe(PretrainConfig, ADAPT if init else IDMM)
+    if not init and plan.model["name"] == CONVNET["name"]:  # the small ConvNet, from fresh weights
         shipped = merged(shipped, QUICK)
-    keys["method.cutmix_alpha"] = CUTMIX * (quick and plan.many_passes(images, plan.size, minutes))
-    keys["train.max_epochs"] = MOST_EPOCHS if quick else None
-    keys["train.batch_size"] = _batch_size(images, shipped["train"]["batch_size"])
-    return merged(
-        shipped, {**keys, "data": parsing.to_dict(replace(data_of(command, state), labelled=None))}
-    )
+        keys["train.max_epochs"] = MOST_EPOCHS
+        if plan.many_passes(images, plan.size, minutes):
+            keys["method.cutmix_alpha"] = CUTMIX
+    keys["train.batch_size"] = _batch_size(images, shipped)
+    keys["data"] = parsing.to_dict(replace(data_of(command, state), labelled=None))
+    return merged(shipped, keys)
 
 
-def stage_config(command: TrainCommand, state: TrainState, part: str, minutes: float) -> dict:
-    """Return the config of a stage: a recipe, with what the plan and the command change."""
-    if part == "stage1":
-        return _pretraining(command, state, minutes)
-    plan = state.plan
-    data = data_of(command, state)
-    out = Path(command.out)
-    size = state.size(part)
-    images = state.counts.labelled
-    last = part == "last"
-    uses_hog_conv = state.uses_hog_conv(part)
-    name, init = _start(command, state, part)
-    if state.is_fitted(part):
-        learned = {}
-    else:
-        learned = CONVNET | {"size": state.network_size(part)}
-    if uses_hog_conv:
-        model = {"name": HOG_CONV, "kwargs": {"learned": learned}}
-    else:
-        model = plan.model
-    if last and state.best == Kept.BASELINE:
-        model = {"name": "hog"}
-    if last and state.learns_pseudolabels:
-        images = state.pseudolabels.given + state.pseudolabels.added
-        data = by_list(data, out / PSEUDOLABELS)
-    elif part == "trial":
-        images = round((1 - HELD_OUT) * images)
-        write_csv(out / "trial.csv", user_lists.class_rows(trial_split(data).parts))
-        data = by_list(data, out / "trial.csv")
-    keys = _common(command, part, minutes, init, model) | {
-        "train.size": size,
-        "augment.flip": command.flip,
-    }
-    if uses_hog_conv:
+def _finetuning(command: TrainCommand, state: TrainState, step: str, minutes: float) -> Json:
+    name, init = _start(command, state, step)
+    data, images = _images(command, state, step)
+    size = state.size(step)
+    keys = _common(command, step, minutes, init, _model(state, step))
+    keys |= {"train.size": size, "augment.flip": command.flip}
+    if state.uses_hog_conv(step):
         keys |= FROM_FEATURES
-        if state.is_fitted(part):
+        if state.is_fitted(step):
             keys |= LINEAR_FIT_ONLY
-        elif state.best != Kept.JOINED:
+        elif state.best != Classifier.JOINED:
             keys |= FRESH_CONVNET
     elif name == SCRATCH:
         keys["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
-        many = images >= MANY_LABELS * state.counts.classes
-        if (
-            many
-            and not (last and state.learns_pseudolabels)
-            and plan.many_passes(images, size, minutes)
-        ):
+        has_many_labels = images >= MANY_LABELS * state.counts.classes
+        guessed = step == "last" and state.used_pseudolabels
+        if has_many_labels and not guessed and state.plan.many_passes(images, size, minutes):
             keys |= MIXED
     shipped = recipe(FinetuneConfig, name)
-    keys["train.batch_size"] = _batch_size(images, shipped["train"]["batch_size"])
-    return merged(shipped, {**keys, "data": parsing.to_dict(labelled_part(data))})
+    keys["train.batch_size"] = _batch_size(images, shipped)
+    keys["data"] = parsing.to_dict(data)
+    return merged(shipped, keys)
 
 
-def _start(command: TrainCommand, state: TrainState, part: str) -> tuple[str, str | None]:
-    """Return the recipe of a stage that learns from labels, and the weights that it starts from."""
-    plan = state.plan
+def _common(
+    command: TrainCommand, step: str, minutes: float, init: str | None, model: Json
+) -> Json:
+    """Return the keys of all steps."""
     out = Path(command.out)
-    if plan.way == "pretrain":
-        weights = str(out / "stage1")
-    else:
-        weights = command.init
-    if part in ("scratch", "teacher"):
+    if step != "last":
+        out /= step
+    keys = {
+        "seed": command.seed,
+        "out": str(out),
+        "train.minutes": minutes,
+        "train.save_minutes": min(Train().save_minutes, SAVED * minutes),
+        "train.device": command.device,
+    }
+    if not init:
+        return keys | {"model": model}
+    keys["init"] = init
+    if init == command.init:
+        default = vars(TrainModel())
+        for key, value in vars(command.model).items():
+            if value != default[key]:
+                keys[f"model.{key}"] = value
+    return keys
+
+
+def _batch_size(images: int, shipped: Json) -> int:
+    """Return the recipe's batch size, less for few images: networks learn by steps."""
+    few: int = 2 ** int(math.log2(max(8, images / 8)))
+    return min(int(shipped["train"]["batch_size"]), few)
+
+
+def _model(state: TrainState, step: str) -> Json:
+    """Return the model of a step, if it does not start from weights."""
+    if step == "last" and state.best == Classifier.BASELINE:
+        return {"name": "hog"}
+    if not state.uses_hog_conv(step):
+        return state.plan.model
+    learned = CONVNET | {"size": state.network_size(step)}
+    return {"name": HOG_CONV, "kwargs": {"learned": {} if state.is_fitted(step) else learned}}
+
+
+def _images(command: TrainCommand, state: TrainState, step: str) -> tuple[Data, int]:
+    """Return the images that a step learns from labels by, and their number."""
+    data = data_of(command, state)
+    out = Path(command.out)
+    if step == "trial":
+        return by_list(data, out / TRIAL), round((1 - HELD_OUT) * state.counts.labelled)
+    used = state.used_pseudolabels
+    if step == "last" and used:
+        return by_list(data, out / PSEUDOLABELS), used.given + used.added
+    return labelled_part(data), state.counts.labelled
+
+
+def _start(command: TrainCommand, state: TrainState, step: str) -> tuple[str, str | None]:
+    """Return the recipe of a step that learns from labels, and the weights that it starts from."""
+    out = Path(command.out)
+    if step in ("scratch", "teacher"):
         return SCRATCH, None
-    if state.uses_hog_conv(part):
+    if state.uses_hog_conv(step):
         return FAST, str(out / FEATURES) if state.best in ALL_JOINED else None
     # fresh weights learn more from pseudo-labels than those that found them
-    if state.learns_pseudolabels and not command.init:
+    if state.used_pseudolabels and not command.init:
         return SCRATCH, None
-    if command.init or state.best == Kept.PRETRAINED:
+    weights = command.init
+    if state.plan.way == "pretrain":
+        weights = str(out / "stage1")
+    if command.init or state.best == Classifier.PRETRAINED:
         return FAST, weights
     return SCRATCH, weights

@@ -2,14 +2,17 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from idmm import distributed
 from idmm.config import parsing
 from idmm.config.commands import TrainCommand
-from idmm.errors import UserError
+from idmm.config.schema import Json
+from idmm.errors import Fault, UserError
 from idmm.files import write_json
 from idmm.models.hog import SIDE
 from idmm.models.hog_conv import CONVNET
@@ -28,15 +31,7 @@ OTHERS = 0.25  # rate of other networks, relative to the ConvNet's
 PASSES = 30  # passes over the images that there must be time for at a size
 MANY_PASSES = 60  # passes from which on mixed images help. In stage 1 each crop of an image counts
 STARTUP = 20.0  # seconds for imports, for reading images and for the end
-# Shares of the time. OUT/stage1 learns from all images, the last stage is the classifier in OUT
-SHARES = {
-    "from labels": {"last": 1.0},
-    "with a trial": {"trial": 0.2, "last": 0.8},
-    "two stages": {"stage1": 0.4, "last": 0.6},
-    "pseudo-labels": {"stage1": 0.6, "last": 0.4},
-    "joined features": {"stage1": 0.5, "teacher": 0.15, "last": 0.35},
-}
-LABELS_OF_STAGES = {
+LABELS_OF_STEPS = {
     "stage1": "pretraining on all images",
     "teacher": "a network on the given labels only",
     "trial": "a trial on four fifths of the labelled images",
@@ -48,10 +43,11 @@ MANY_IMAGES = 3  # images per label from which on labels count as few
 LEAD_ERRORS = 1  # standard errors that a simpler candidate must lead the network by
 FILE = "train.json"
 PSEUDOLABELS = "pseudolabels.csv"
+TRIAL = "trial.csv"  # the labelled images of the trial
 FEATURES = "features"  # folder of the joined features
 
 
-class Kept(StrEnum):
+class Classifier(StrEnum):
     """What may be kept as the classifier."""
 
     BASELINE = "baseline"
@@ -64,8 +60,9 @@ class Kept(StrEnum):
     PSEUDO = "network on pseudo-labels"  # the same
 
 
-ALL_JOINED = (Kept.JOINED_LINEAR, Kept.JOINED, Kept.JOINED_PSEUDO)
-FITTED = (Kept.BASELINE, Kept.LINEAR, Kept.JOINED_LINEAR)  # by logistic regression only
+ALL_JOINED = (Classifier.JOINED_LINEAR, Classifier.JOINED, Classifier.JOINED_PSEUDO)
+# by logistic regression only
+FITTED = (Classifier.BASELINE, Classifier.LINEAR, Classifier.JOINED_LINEAR)
 
 
 @dataclass(frozen=True)
@@ -87,14 +84,14 @@ class Plan:
     """What is to be run, and why."""
 
     way: str
-    model: dict
+    model: Json
     why: list[str]
     # whether pseudo-labels are tried. They are used if similar images agree
     pseudolabel: bool = False
     size: int = 0  # of the images (pixels)
-    label_size: int = 0  # of the images in the last stage, if it learns from the given labels
+    label_size: int = 0  # of the images in the last step, if it learns from the given labels
     hand_size: int = SIDE  # of the images that hand-made features are computed of, at least
-    # of the comparison with training from scratch, which has as long as all stages
+    # of the comparison with training from scratch, which has as long as all steps
     scratch_size: int = 0
     pixels_per_second: float = PIXELS_PER_SECOND["cpu"]  # that are trained on
     fixed_pixels: int = 0  # that each image costs as well
@@ -111,12 +108,19 @@ class Plan:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the time, for each stage, in their order."""
-        if self.way == "pretrain" and self.joined:
-            return SHARES["joined features"]
-        if self.way == "pretrain":
-            return SHARES["pseudo-labels" if self.pseudolabel else "two stages"]
-        return SHARES["with a trial" if self.trial else "from labels"]
+        """Of the time, for each step, in their order.
+
+        OUT/stage1 learns from all images, the last step is the classifier in OUT.
+        """
+        if self.trial:
+            return {"trial": 0.2, "last": 0.8}
+        if self.way != "pretrain":
+            return {"last": 1.0}
+        if self.joined:
+            return {"stage1": 0.5, "teacher": 0.15, "last": 0.35}
+        if self.pseudolabel:
+            return {"stage1": 0.6, "last": 0.4}
+        return {"stage1": 0.4, "last": 0.6}
 
 
 @dataclass(frozen=True)
@@ -136,59 +140,61 @@ class PseudoLabels:
 class TrainState:
     """The content of ``train.json``, from which a stopped command resumes."""
 
-    command: dict  # its keys
-    data: dict  # those of the images, with what is held out
+    command: Json  # its keys
+    data: Json  # those of the images, with what is held out
     counts: Counts
     plan: Plan
-    # of each stage, and before the first
-    minutes: dict[str, float] = field(default_factory=lambda: {"before": 0.0})
+    before: float = 0.0  # minutes of all starts before the first step
+    choice: float | None = None  # minutes that choosing the classifier took
+    minutes: dict[str, float] = field(default_factory=dict)  # of each step that began
     pseudolabels: PseudoLabels | None = None
     # accuracy on held-out training images of what was tried (percent)
-    candidates: dict[Kept, float] | None = None
-    # what the last stage trains, by a trial or by a rule. It need not be a candidate
-    best: Kept | None = None
-    result: dict | None = None  # of the classifier
-    scratch: dict | None = None  # of the comparison
-    gain: dict | None = None
+    candidates: dict[Classifier, float] | None = None
+    # what the last step trains, by a trial or by a rule. It need not be a candidate
+    best: Classifier | None = None
+    result: Json | None = None  # of the classifier
+    scratch: Json | None = None  # of the comparison
+    gain: Json | None = None
 
     @property
-    def learns_pseudolabels(self) -> bool:
-        """Whether the last stage learns from pseudo-labels."""
-        return self.best in (Kept.PSEUDO, Kept.JOINED_PSEUDO)
+    def used_pseudolabels(self) -> PseudoLabels | None:
+        """The pseudo-labels, if the last step learns from them."""
+        if self.best in (Classifier.PSEUDO, Classifier.JOINED_PSEUDO):
+            return self.pseudolabels
+        return None
 
-    def uses_hog_conv(self, part: str) -> bool:
-        """Return whether a stage's network has hand-made features."""
-        return part == "trial" or (
-            part == "last" and self.best not in (None, Kept.PRETRAINED, Kept.PSEUDO)
-        )
+    def uses_hog_conv(self, step: str) -> bool:
+        """Return whether a step's network has hand-made features."""
+        if step == "last":
+            return self.best not in (None, Classifier.PRETRAINED, Classifier.PSEUDO)
+        return step == "trial"
 
-    def is_fitted(self, part: str) -> bool:
-        """Return whether a stage is logistic regression only, which takes seconds."""
-        return part == "last" and self.best in FITTED
+    def is_fitted(self, step: str) -> bool:
+        """Return whether a step is logistic regression only, which takes seconds."""
+        return step == "last" and self.best in FITTED
 
-    def label(self, part: str) -> str:
-        """Return a few words on a stage."""
-        if part == "last":
+    def label(self, step: str) -> str:
+        """Return a few words on a step."""
+        if step == "last":
             return f"the classifier ({self.best or self.plan.model['name']})"
-        return LABELS_OF_STAGES[part]
+        return LABELS_OF_STEPS[step]
 
-    def size(self, part: str) -> int:
-        """Return the side of the images in a stage (pixels)."""
-        if part == "scratch":
+    def size(self, step: str) -> int:
+        """Return the side of the images in a step (pixels)."""
+        if step == "scratch":
             return self.plan.scratch_size
-        size = self.network_size(part)
-        if self.uses_hog_conv(part):
+        size = self.network_size(step)
+        if self.uses_hog_conv(step):
             return max(self.plan.hand_size, size)
         return size
 
-    def network_size(self, part: str) -> int:
-        """Return the side of the images of a stage's network on pixels (pixels)."""
-        learns_given_labels = part == "teacher" or (part == "last" and not self.learns_pseudolabels)
-        if learns_given_labels:
+    def network_size(self, step: str) -> int:
+        """Return the side of the images of a step's network on pixels (pixels)."""
+        if step == "teacher" or (step == "last" and not self.used_pseudolabels):
             return self.plan.label_size
         return self.plan.size
 
-    def choose_by_trial(self, trial: dict, seconds: float) -> None:
+    def choose_by_trial(self, trial: Json, seconds: float) -> None:
         """Choose with all labels, by the accuracy of a trial on held-out training images.
 
         The network trains longer in the end. So a simpler candidate is kept only if it leads by a
@@ -198,29 +204,44 @@ class TrainState:
 
         Args:
             trial: Its result.
-            seconds: Time that is left for the last stage.
+            seconds: Time that is left for the last step.
         """
-        names = {Kept.BASELINE: "baseline_top1", Kept.LINEAR: "start_top1", Kept.TUNED: "top1"}
-        self.candidates = {label: trial[name] for label, name in names.items() if name in trial}
+        names = {
+            Classifier.BASELINE: "baseline_top1",
+            Classifier.LINEAR: "start_top1",
+            Classifier.TUNED: "top1",
+        }
+        candidates = {label: trial[name] for label, name in names.items() if name in trial}
+        self.candidates = candidates
+        self.best = Classifier.TUNED
         if not trial["whole_epochs"]:
-            del self.candidates[Kept.TUNED]
+            del candidates[Classifier.TUNED]
             remaining = seconds - trial["seconds"] / (1 - HELD_OUT)
             if remaining >= PASSES * self.plan.pass_seconds(self.counts.labelled, self.plan.size):
-                self.best = Kept.TUNED
                 return
-        leader = max(self.candidates, key=self.candidates.get)
-        share = self.candidates[leader] / 100
+        leader = max(candidates, key=lambda label: candidates[label])
+        share = candidates[leader] / 100
         count = trial.get("test_groups", trial["test_size"])  # images of one group say the same
-        lead = self.candidates[leader] - self.candidates.get(Kept.TUNED, -100.0)
-        leads = lead > 100 * LEAD_ERRORS * math.sqrt(share * (1 - share) / count)
-        self.best = leader if leads else Kept.TUNED
+        lead = candidates[leader] - candidates.get(Classifier.TUNED, -100.0)
+        if lead > 100 * LEAD_ERRORS * math.sqrt(share * (1 - share) / count):
+            self.best = leader
 
     @property
-    def content(self) -> dict:
-        """That of the file."""
-        return parsing.to_dict(
-            {name: value for name, value in asdict(self).items() if value is not None}
-        )
+    def content(self) -> Json:
+        """That of the file. Minutes are together there."""
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        values["minutes"] = {"before": values.pop("before"), **self.minutes}
+        if self.choice is not None:
+            values["minutes"]["choice"] = values.pop("choice")
+        content: Json = parsing.to_dict(values)
+        return content
+
+    @classmethod
+    def of_content(cls, content: Json) -> "TrainState":
+        """Return the state whose :attr:`content` a file has."""
+        minutes = content["minutes"]
+        times = {"before": minutes.pop("before"), "choice": minutes.pop("choice", None)}
+        return TypeAdapter(cls).validate_python(content | times)
 
     def save(self, out: Path) -> None:
         """Write the file."""
@@ -228,25 +249,37 @@ class TrainState:
             write_json(out / FILE, self.content)
 
 
-def way_of(command: TrainCommand, pseudolabel: bool = False) -> str:
-    """Return ``command.way``, or the strategy that 'auto' stands for, with pseudo-labels or
-    without.
+# ---------------------------------------------------------------------- what is chosen
+def resolve_way(command: TrainCommand, pseudolabel: bool = False) -> str:
+    """Return ``command.way``, or the strategy that 'auto' stands for.
 
-    Raises UserError if it contradicts other flags."""
-    if command.init:
-        usual = "finetune"
-    else:
-        usual = "pretrain" if pseudolabel else "scratch"
-    way = command.way if command.way != "auto" else usual
+    ``pseudolabel``: Whether there are pseudo-labels.
+
+    Raises:
+        UserError: It contradicts other flags.
+    """
+    way: str = command.way
+    if way == "auto":
+        if command.init:
+            return "finetune"
+        return "pretrain" if pseudolabel else "scratch"
     if way == "finetune" and not command.init:
-        raise UserError("way: finetune starts from weights. Add --init WEIGHTS")
+        raise UserError(Fault("way", "finetune starts from weights", "Add --init WEIGHTS"))
     if way == "scratch" and command.init:
         raise UserError(
-            "way: scratch starts from no weights. Leave --init out, or take finetune or pretrain"
+            Fault(
+                "way",
+                "scratch starts from no weights",
+                "Leave --init out, or take finetune or pretrain",
+            )
         )
     if way == "scratch" and command.pseudolabel:
         raise UserError(
-            "pseudolabel: got true, but --way scratch uses the labelled images only. Leave --way out"
+            Fault(
+                "pseudolabel",
+                "got true, but --way scratch uses the labelled images only",
+                "Leave --way out",
+            )
         )
     return way
 
@@ -254,59 +287,57 @@ def way_of(command: TrainCommand, pseudolabel: bool = False) -> str:
 def check_comparison(command: TrainCommand, way: str) -> None:
     """Raise UserError if training from scratch would be compared with itself."""
     if command.compare and way == "scratch":
-        remedy = "Add --init WEIGHTS, --way pretrain or --pseudolabel true"
-        raise UserError(f"compare: there is no pretraining to compare. {remedy}")
+        raise UserError(
+            Fault(
+                "compare",
+                "there is no pretraining to compare",
+                "Add --init WEIGHTS, --way pretrain or --pseudolabel true",
+            )
+        )
 
 
 def make_plan(command: TrainCommand, counts: Counts) -> Plan:
     """Return the plan for so many images and minutes (benchmarks/results has the figures)."""
     hindrance = _hindrance(command, counts)
     if command.pseudolabel and hindrance:
-        raise UserError(f"pseudolabel: got true, but {hindrance}")
+        raise UserError(Fault("pseudolabel", f"got true, but {hindrance}"))
     pseudolabel = command.pseudolabel
     if pseudolabel is None:
-        pseudolabel = (
-            not hindrance
-            and command.way != "scratch"
-            and counts.images >= MANY_IMAGES * counts.labelled
-        )
-    way = way_of(command, pseudolabel)
+        has_few_labels = counts.images >= MANY_IMAGES * counts.labelled
+        pseudolabel = has_few_labels and command.way != "scratch" and not hindrance
+    way = resolve_way(command, pseudolabel)
     check_comparison(command, way)
-    if command.way != "auto":
-        reason = "as asked"
-    elif command.init:
-        reason = "as --init has weights. --way pretrain adapts them to the images first"
-    elif command.pseudolabel:
-        reason = "as --pseudolabel is true"
-    elif pseudolabel:
-        reason = "as its features help with few labels"
-    else:
-        cause = (
-            f"there are under {MANY_IMAGES} images per label, and images without one are not used"
-        )
-        if command.pseudolabel is False:
-            cause = "--pseudolabel is false"
-        reason = f"as {hindrance or cause}"
-    each = counts.labelled / counts.classes
-    what = f"{counts.images} images to train on, {counts.labelled} of them labelled ({each:.0f} per class)"
+    images_per_class = counts.labelled / counts.classes
     own_model = command.init or command.model.name
-    model = parsing.to_dict(command.model) | ({} if own_model else CONVNET)
+    model = parsing.to_dict(command.model)
+    if not own_model:
+        model |= CONVNET
     from_labels = way == "scratch" and command.data.name in (None, "folder")
-    joined = not own_model and (
-        pseudolabel or (from_labels and counts.labelled >= TRIED * counts.classes)
-    )
-    trial = joined and not pseudolabel and counts.divisible
+    joined = not own_model and (pseudolabel or (from_labels and images_per_class >= TRIED))
     network = f"model: {model['name']} {json.dumps(model['kwargs'])}"
-    why = [
-        f"{what}. --way {way}, {reason}",
-        f"{network}, joined with hand-made features" if joined else network,
-    ]
+    if joined:
+        network = f"{network}, joined with hand-made features"
     device = pick_device(command.device)
-    speed = PIXELS_PER_SECOND[device] * (1.0 if model["name"] == CONVNET["name"] else OTHERS)
-    cost = {"pixels_per_second": speed, "fixed_pixels": FIXED_PIXELS.get(device, 0)}
-    return _sized(
-        command, Plan(way, model, why, pseudolabel, trial=trial, joined=joined, **cost), counts
+    speed = PIXELS_PER_SECOND[device]
+    if model["name"] != CONVNET["name"]:
+        speed *= OTHERS
+    reason = _reason(command, pseudolabel, hindrance)
+    labels = (
+        f"{counts.images} images to train on, {counts.labelled} of them labelled "
+        f"({images_per_class:.0f} per class). --way {way}, as {reason}"
     )
+    plan = Plan(
+        way,
+        model,
+        [labels, network],
+        pseudolabel,
+        pixels_per_second=speed,
+        fixed_pixels=FIXED_PIXELS.get(device, 0),
+        trial=joined and not pseudolabel and counts.divisible,
+        joined=joined,
+    )
+    plan = _with_sizes(command, plan, counts)
+    return replace(plan, why=[*plan.why, _size_line(plan, counts)])
 
 
 def _hindrance(command: TrainCommand, counts: Counts) -> str | None:
@@ -322,47 +353,69 @@ def _hindrance(command: TrainCommand, counts: Counts) -> str | None:
     return None
 
 
-def _sized(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
-    """Return the plan with the sizes of the images: the largest at which there is time for
-    :data:`PASSES`."""
-    seconds = max(1.0, 60 * command.minutes - STARTUP)
-    # that the images have pixels for
-    sides = [side for side in SIZES if side <= counts.side] or SIZES[:1]
+def _reason(command: TrainCommand, pseudolabel: bool, hindrance: str | None) -> str:
+    """Return why a strategy is chosen."""
+    if command.way != "auto":
+        return "asked"
+    if command.init:
+        return "--init has weights. --way pretrain adapts them to the images first"
+    if command.pseudolabel:
+        return "--pseudolabel is true"
+    if pseudolabel:
+        return "its features help with few labels"
+    if hindrance:
+        return hindrance
+    if command.pseudolabel is False:
+        return "--pseudolabel is false"
+    return f"there are under {MANY_IMAGES} images per label, and images without one are not used"
 
-    def size_for(each: float) -> int:
-        """Return the size at which each view of a pass fits its share of the time, the smallest if
-        there is none."""
-        fits = [side for side in sides if PASSES * plan.pass_seconds(1, side) <= seconds * each]
-        return command.size or max(fits, default=sides[0])
+
+def _with_sizes(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
+    """Return the plan with the sizes of the images.
+
+    They are the largest at which there is time for :data:`PASSES`.
+    """
+    if command.size:
+        size = command.size
+        return replace(plan, size=size, label_size=size, hand_size=size, scratch_size=size)
+    seconds = max(1.0, 60 * command.minutes - STARTUP)
+
+    def size_for(share: float) -> int:
+        """Return the size at which a view of a pass fits its share of the time, else the least."""
+        size = SIZES[0]
+        for side in SIZES:
+            has_time = PASSES * plan.pass_seconds(1, side) <= seconds * share
+            if has_time and side <= counts.side:  # that the images have pixels for
+                size = side
+        return size
 
     shares = plan.shares
-    if plan.way == "pretrain":
-        each = [shares["stage1"] / (CROPS * counts.images)]
-    else:
-        each = []
-    if plan.pseudolabel or not each:
-        each.append(shares["last"] / (counts.images if plan.pseudolabel else counts.labelled))
-    size = size_for(min(each))
-    scratch_size = size_for(1.0 / counts.labelled)
+    share = shares["last"] / counts.labelled
+    label_size = size_for(share)
     if plan.pseudolabel:
-        label_size = size_for(shares["last"] / counts.labelled)
-    else:
+        share = shares["last"] / counts.images
+    if plan.way == "pretrain":
+        share_of_crop = shares["stage1"] / (CROPS * counts.images)
+        share = min(share, share_of_crop) if plan.pseudolabel else share_of_crop
+    size = size_for(share)
+    if not plan.pseudolabel:
         label_size = size
-    hand_size = command.size or SIDE
-    line = f"size: {size} px" + (
-        f" on all images, {label_size} px on labelled ones" if plan.pseudolabel else ""
-    )
-    if plan.joined and size < hand_size:
-        line += f", {hand_size} px for hand-made features"
-    if counts.side < (hand_size if plan.joined else size):
+    scratch_size = size_for(1.0 / counts.labelled)
+    return replace(plan, size=size, label_size=label_size, scratch_size=scratch_size)
+
+
+def _size_line(plan: Plan, counts: Counts) -> str:
+    """Return the sizes of the images in words."""
+    by_labels = ""
+    if plan.pseudolabel:
+        by_labels = f" on all images, {plan.label_size} px on labelled ones"
+    by_hand = ""
+    if plan.joined and plan.size < plan.hand_size:
+        by_hand = f", {plan.hand_size} px for hand-made features"
+    enlarged = ""
+    if counts.side < (plan.hand_size if plan.joined else plan.size):
         enlarged = ". Smaller images are enlarged"
-    else:
-        enlarged = ""
-    why = [*plan.why, f"{line}. The images' short side is {counts.side} px (median){enlarged}"]
-    sizes = {
-        "size": size,
-        "label_size": label_size,
-        "hand_size": hand_size,
-        "scratch_size": scratch_size,
-    }
-    return replace(plan, **sizes, why=why)
+    return (
+        f"size: {plan.size} px{by_labels}{by_hand}. "
+        f"The images' short side is {counts.side} px (median){enlarged}"
+    )

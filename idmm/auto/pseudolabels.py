@@ -1,19 +1,20 @@
 """A step of ``idmm train``: joined features, and labels for images that have none by them."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from idmm.auto.plan import FEATURES, HOG_CONV, PSEUDOLABELS, Kept, Plan, PseudoLabels
-from idmm.config import Data
-from idmm.data.listing import list_images
+from idmm.auto.plan import FEATURES, HOG_CONV, PSEUDOLABELS, Classifier, Plan, PseudoLabels
+from idmm.config.commands import TrainCommand
+from idmm.config.schema import Json
+from idmm.data.split import Listing, Split
 from idmm.data.user_lists import class_rows
-from idmm.evaluation import baseline
+from idmm.evaluation import Floats, Integers, baseline
 from idmm.evaluation.evaluate import choose_strength, fit_linear
 from idmm.evaluation.inputs import report_unreadable
 from idmm.evaluation.network import Network, pooled
@@ -21,6 +22,7 @@ from idmm.evaluation.predictor import BATCH
 from idmm.evaluation.similarity import Neighbours, nearest, spread_labels, unit_rows
 from idmm.files import write_csv
 from idmm.models import create_backbone
+from idmm.models.base import Backbone
 from idmm.models.build import export_kwargs
 from idmm.models.hog import Hog
 from idmm.models.hog_conv import CONVNET, IMAGES, HogConv
@@ -45,198 +47,258 @@ class JoinedFeatures:
     Args:
         source: The network's run, file or public weights.
         plan: Its model if the file does not name it, and the size of images on hand-made features.
-        items: Training images to find dictionary and components by, with labels or without.
-        device: Device of the networks.
-        seed: Of what ``hog_conv`` draws.
-
-    Raises:
-        UserError: None of the images can be read.
-        RunError: Memory ran out.
+        command: Its seed is that of what ``hog_conv`` draws.
     """
 
-    def __init__(self, source: str, plan: Plan, items: Sequence, device: str, seed: int):
-        self.saved = read_checkpoint(source, "init")
-        if self.saved.name is None:
-            self.saved = replace(self.saved, name=plan.model["name"], kwargs=plan.model["kwargs"])
-        pixels = Network.from_checkpoint(self.saved, 0, device, BATCH)
-        kwargs = {
-            key: value
-            for key, value in self.saved.kwargs.items()
-            if key not in ("num_classes", "in_chans")
-        }
+    def __init__(self, source: str, plan: Plan, command: TrainCommand):
+        saved = read_checkpoint(source, "init")
+        if saved.name is None:
+            saved = replace(saved, name=plan.model["name"], kwargs=plan.model["kwargs"])
+        pixels = Network.from_checkpoint(saved, 0, command.device, BATCH)
+        kwargs = saved.kwargs | {}
+        kwargs.pop("num_classes", None)
+        kwargs.pop("in_chans", None)
+        self.saved = saved
         self.plan = plan
-        self.frozen = {"name": self.saved.name, "kwargs": kwargs, "size": pixels.size}
-        with seeded(derive(seed, "model")):
-            model = create_backbone(
-                HOG_CONV, in_chans=self.saved.in_chans, frozen=self.frozen
-            ).eval()
-        model.frozen.network.load_state_dict(pixels.model.state_dict())
-        model.set_statistics(pixels.mean, pixels.std)
-        self.network = replace(
-            pixels, model=model, size=max(plan.hand_size, plan.size), crop_pct=1.0
-        )
-        some = [items[i] for i in numpy_rng(seed, "features").permutation(len(items))[:IMAGES]]
-        unreadable = {}
-        batches = list(self.network.file_batches(some, some, unreadable))
-        report_unreadable(unreadable, len(some), "data.root")
-        model.frozen.to(pixels.device)
-        model.learn_start(batches, seed)
-        model.to(pixels.device)
+        self.seed = command.seed
+        self.frozen_kwargs = {"name": saved.name, "kwargs": kwargs, "size": pixels.size}
+        with seeded(derive(self.seed, "model")):
+            model = create_backbone(HOG_CONV, in_chans=saved.in_chans, frozen=self.frozen_kwargs)
+        self.model = cast(HogConv, model.eval())
+        self.frozen.load_state_dict(pixels.model.state_dict())
+        self.model.set_statistics(pixels.mean, pixels.std)
+        size = max(plan.hand_size, plan.size)
+        self.network = replace(pixels, model=self.model, size=size, crop_pct=1.0)
 
-    def save(self, out: Path, best: Kept) -> None:
+    @property
+    def frozen(self) -> Backbone:
+        """The network on pixels."""
+        assert self.model.frozen is not None
+        return self.model.frozen.network
+
+    def start(self, train: Split) -> None:
+        """Find dictionary and components by training images, with labels or without.
+
+        Raises:
+            UserError: None of the images can be read.
+            RunError: Memory ran out.
+        """
+        some = train.take(numpy_rng(self.seed, "features").permutation(len(train))[:IMAGES])
+        paths = [some.place(i) for i in range(len(some))]
+        unreadable: dict[str, str] = {}
+        batches = list(self.network.file_batches(some.items, paths, unreadable))
+        report_unreadable(unreadable, len(some), "data.root")
+        self.frozen.to(self.network.device)
+        self.model.learn_start(batches, self.seed)
+        self.model.to(self.network.device)
+
+    def of(self, train: Split) -> "Features":
+        """Return the readable images with their features."""
+
+        def forward(model: HogConv, images: Tensor) -> Tensor:
+            joined = model(images)[:, : model.fixed]
+            return torch.cat([Hog.forward_features(model, images), joined], dim=1)
+
+        readable, rows = self.network.readable(train, forward, "taking features")
+        width = self.model.hand_made
+        return Features(readable, rows[:, :width], rows[:, width:])
+
+    def save(self, out: Path, best: Classifier) -> None:
         """Write ``hog_conv``, weights and JSON, to a folder.
 
         For the given labels its ConvNet, if ``best`` has one, starts from the weights of the
         pretrained network. For pseudo-labels it has fresh ones, which learn more from them than the
         weights that found them.
         """
-        model = self.network.model
+        model = self.model
         saved = self.saved
-        kwargs = {"frozen": self.frozen, "learned": CONVNET | {"size": self.plan.size}}
-        if best == Kept.JOINED_LINEAR:
-            model.learned, kwargs["learned"] = None, {}
-        elif best == Kept.JOINED:
+        kwargs: Json = {"frozen": self.frozen_kwargs, "learned": CONVNET | {"size": self.plan.size}}
+        if best == Classifier.JOINED_LINEAR:
+            model.learned = None
+            kwargs["learned"] = {}
+        elif best == Classifier.JOINED:
             kwargs |= {"learned": CONVNET | {"size": self.plan.label_size}, "say": SAY}
-            state = model.frozen.network.state_dict()
-            model.learned.network.load_state_dict(state, strict=False)  # all but BN's counts
-        kwargs = export_kwargs(HOG_CONV, kwargs, None, saved.in_chans)
-        extra = {
-            key: saved.extra[key]
-            for key in ("range", "bands", "file_channels")
-            if key in saved.extra
-        }
-        about = dict(
-            mean=saved.mean, std=saved.std, size=self.network.size, crop_pct=1.0, extra=extra
+            assert model.learned is not None
+            # all but BN's counts
+            model.learned.network.load_state_dict(self.frozen.state_dict(), strict=False)
+        extra = {}
+        for key in ("range", "bands", "file_channels"):
+            if key in saved.extra:
+                extra[key] = saved.extra[key]
+        save_model(
+            out,
+            "backbone",
+            model.state_dict(),
+            name=HOG_CONV,
+            kwargs=export_kwargs(HOG_CONV, kwargs, None, saved.in_chans),
+            mean=saved.mean,
+            std=saved.std,
+            size=self.network.size,
+            crop_pct=1.0,
+            extra=extra,
         )
-        save_model(out, "backbone", model.state_dict(), name=HOG_CONV, kwargs=kwargs, **about)
 
 
-def _hand_made_and_joined(model: HogConv, images: Tensor) -> Tensor:
-    return torch.cat([Hog.forward_features(model, images), model(images)[:, : model.fixed]], dim=1)
+@dataclass(frozen=True)
+class Features:
+    """Training images with their features."""
+
+    train: Split
+    hand_made: Floats  # [N, h]
+    joined: Floats  # [N, d]
+
+    def labelled(self) -> "Features":
+        """Return the images that have a label."""
+        numbers = np.flatnonzero(self.train.known_labels >= 0)
+        return Features(self.train.take(numbers), self.hand_made[numbers], self.joined[numbers])
 
 
 def pseudolabel(
-    source: str, teacher: str | None, plan: Plan, data: Data, device: str, seed: int, out: Path
-) -> tuple[PseudoLabels, dict[Kept, float]]:
-    """Write OUT/pseudolabels.csv, a file with a class for each image, and the joined features if
-    the plan has them.
+    source: str, teacher: str | None, plan: Plan, splits: Listing, command: TrainCommand
+) -> tuple[PseudoLabels, dict[Classifier, float]]:
+    """Write OUT/pseudolabels.csv, and the joined features if the plan has them.
 
-    The columns of the file are path, class, split, given and share. A share is how sure a label is,
-    from 0 to 1. ``teacher`` is the run of a network that learned from the given labels only. If its
-    predictions agree on similar images, its features join the others in the graph. ``data`` is the
-    images, some of which have a label. Other arguments and errors are those of
-    :class:`JoinedFeatures`.
+    The file has a class for each image. Its columns are path, class, split, given and share. A
+    share is how sure a label is, from 0 to 1.
+
+    Args:
+        source: As for :class:`JoinedFeatures`. Errors are those of its ``start``.
+        teacher: The run of a network that learned from the given labels only. If its predictions
+            agree on similar images, its features join the others in the graph.
+        plan: As for :class:`JoinedFeatures`.
+        splits: Images, some of which have a label.
+        command: Its folder, device and seed are used.
 
     Returns:
         What is known of the labels, and the accuracy of linear classifiers on stratified folds of
         the given labels (percent).
     """
-    splits = list_images(data, labelled=True, unlabelled=True)
-    features = JoinedFeatures(source, plan, splits.train.items, device, seed)
-    train, rows = features.network.readable(splits.train, _hand_made_and_joined, "taking features")
-    is_given = train.labels >= 0
-    count = features.network.model.hand_made
-    classes = len(train.classes)
-    given_labels = train.labels[is_given]
-    hand_made = rows[is_given, :count]
-    joined = rows[:, count:]
-    groups = train.groups
-    given_groups = None if groups is None else groups[is_given]
-    choices = {
-        Kept.BASELINE: choose_strength(hand_made, given_labels, seed, groups=given_groups),
-        Kept.JOINED_LINEAR: choose_strength(
-            joined[is_given], given_labels, seed, groups=given_groups, classes=train.classes
-        ),
-    }
-    candidates = {
-        label: each.accuracies[each.strength] for label, each in choices.items() if each.accuracies
-    }
-    graph = nearest(unit_rows(joined), NEIGHBOURS)
-    if groups is None:
-        apart = graph
-    else:
-        apart = nearest(unit_rows(joined), NEIGHBOURS, groups)
+    out = Path(command.out)
+    network = JoinedFeatures(source, plan, command)
+    network.start(splits.train)
+    features = network.of(splits.train)
+    train = features.train
+    given = features.labelled()
+    strength, candidates = compare_linear(given, command.seed)
     weight, bias = fit_linear(
-        joined[is_given], given_labels, classes, choices[Kept.JOINED_LINEAR].strength
+        given.joined, given.train.known_labels, len(train.class_names), strength
     )
-    agreement = _agreement(apart, (joined @ weight.T + bias).argmax(axis=1), classes)
+    predicted = (features.joined @ weight.T + bias).argmax(axis=1)
+    rows = unit_rows(features.joined)
+    graph = nearest(rows, NEIGHBOURS)
+    apart = nearest(rows, NEIGHBOURS, train.groups)
+    agreement = _agreement(apart, predicted, len(train.class_names))
     teacher_agreement = None
     if teacher is not None and agreement >= AGREEMENT:
-        learned, predicted = _learned_by(teacher, train.items, classes, device)
-        teacher_agreement = _agreement(apart, predicted, classes)
+        learned, predicted = _learned_by(teacher, train, command.device)
+        teacher_agreement = _agreement(apart, predicted, len(train.class_names))
         if teacher_agreement >= agreement - TEACHER_BEHIND:
-            graph = nearest(
-                unit_rows(np.concatenate([_weighed(joined), _weighed(learned)], axis=1)), NEIGHBOURS
-            )
-    label_shares = spread_labels(graph, train.labels, classes)
-    labels = np.where(label_shares.any(axis=1), label_shares.argmax(axis=1), -1)
-    labels[is_given] = given_labels
-
-    header, *table = class_rows(splits.parts | {"train": replace(train, labels=labels)})
-    guessed = {
-        train.names[i]: ("no", f"{label_shares[i].max():.4g}") for i in np.flatnonzero(~is_given)
-    }
-    table = [(*row, *guessed.get(row[0], ("yes", 1))) for row in table]
-    write_csv(out / PSEUDOLABELS, [(*header, "given", "share"), *table])
+            both = np.concatenate([_weighed(features.joined), _weighed(learned)], axis=1)
+            graph = nearest(unit_rows(both), NEIGHBOURS)
+    added = write_labels(out / PSEUDOLABELS, splits, train, graph)
     if plan.joined:
-        features.save(out / FEATURES, joined_by(agreement))
-    given = int(is_given.sum())
-    added = int((labels[~is_given] >= 0).sum())
-    images = counted(added, "image")
-    log.info(
-        "%s: %s without a label got a guessed one, from %d that had one",
-        out / PSEUDOLABELS,
-        images,
-        given,
-    )
-    line = f"similar images agree on the class in {agreement:.0f} % of cases, corrected for chance"
+        network.save(out / FEATURES, joined_by(agreement))
     baseline_top1 = None
     if agreement < AGREEMENT:
-        log.info("the pseudo-labels are not used: %s, less than %d", line, AGREEMENT)
+        log.info(
+            "the pseudo-labels are not used: similar images agree on the class in %.0f %% of "
+            "cases, corrected for chance, less than %d",
+            agreement,
+            AGREEMENT,
+        )
     else:
-        log.info("the pseudo-labels are good enough, though some are wrong: %s", line)
-        started_at = time.monotonic()
-        test, test_rows = features.network.readable(
-            splits.test, Hog.forward_features, "features of test"
+        log.info(
+            "the pseudo-labels are good enough, though some are wrong: similar images agree on the "
+            "class in %.0f %% of cases, corrected for chance",
+            agreement,
         )
-        baseline_top1 = baseline.measure(
-            hand_made, given_labels, test_rows, test.labels, started_at, given_groups
-        )
-    return PseudoLabels(given, added, agreement, baseline_top1, teacher_agreement), candidates
+        baseline_top1 = measure_baseline(network.network, given, splits)
+    labels = PseudoLabels(len(given.train), added, agreement, baseline_top1, teacher_agreement)
+    return labels, candidates
 
 
-def _learned_by(
-    teacher: str, items: Sequence, classes: int, device: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return features [N, d] of images by the network of a run, and the classes that it predicts
-    [N]."""
-    network = Network.from_checkpoint(
-        read_checkpoint(teacher, "init", "model"), classes, device, BATCH
+def compare_linear(given: Features, seed: int) -> tuple[float, dict[Classifier, float]]:
+    """Choose the strength of linear classifiers on stratified folds of the given labels.
+
+    Returns:
+        That on joined features, and the accuracy of each (percent) if there is a fold.
+    """
+    train = given.train
+    labels = train.known_labels
+    by_hand = choose_strength(given.hand_made, labels, seed, groups=train.groups)
+    joined = choose_strength(given.joined, labels, seed, groups=train.groups, classes=train.classes)
+    candidates = {}
+    for label, choice in ((Classifier.BASELINE, by_hand), (Classifier.JOINED_LINEAR, joined)):
+        if choice.accuracies:
+            candidates[label] = choice.accuracies[choice.strength]
+    return joined.strength, candidates
+
+
+def write_labels(file: Path, splits: Listing, train: Split, graph: Neighbours) -> int:
+    """Guess labels along the graph, and write them next to those given. Return their number."""
+    given = train.known_labels
+    shares = spread_labels(graph, given, len(train.class_names))  # [N, K]
+    guessed = np.where(shares.any(axis=1), shares.argmax(axis=1), -1)
+    labels = np.where(given < 0, guessed, given)
+    sure = {}
+    for i in np.flatnonzero(given < 0):
+        sure[train.names[i]] = ("no", f"{shares[i].max():.4g}")
+    header, *rows = class_rows(splits.parts | {"train": replace(train, labels=labels)})
+    table = [(*header, "given", "share")]
+    for row in rows:
+        table.append((*row, *sure.get(row[0], ("yes", "1"))))
+    write_csv(file, table)
+    added = int((labels >= 0).sum()) - len(given) + len(sure)
+    log.info(
+        "%s: %s without a label got a guessed one, from %d that had one",
+        file,
+        counted(added, "image"),
+        len(given) - len(sure),
+    )
+    return added
+
+
+def measure_baseline(network: Network, given: Features, splits: Listing) -> float:
+    """Return the accuracy of the baseline of the given labels on the test images (percent)."""
+    started_at = time.monotonic()
+    assert splits.test is not None  # the images were listed for tests
+    test, rows = network.readable(splits.test, Hog.forward_features, "features of test")
+    train = given.train
+    return baseline.measure(
+        given.hand_made, train.known_labels, rows, test.known_labels, started_at, train.groups
     )
 
-    def features_and_logits(model: nn.Module, images: Tensor) -> Tensor:
+
+def _learned_by(teacher: str, train: Split, device: str) -> tuple[Floats, Integers]:
+    """Return features [N, d] of images by a run's network, and the classes [N] that it predicts."""
+    saved = read_checkpoint(teacher, "init", "model")
+    classes = len(train.class_names)
+    network = Network.from_checkpoint(saved, classes, device, BATCH)
+
+    def features_and_logits(model: Backbone, images: Tensor) -> Tensor:
         return torch.cat([pooled(model, images), model(images)], dim=1)
 
-    rows = network.outputs(network.file_batches(items, items, {}), features_and_logits)
+    batches = network.file_batches(train.items, train.names, {})
+    rows = network.outputs(batches, features_and_logits)
     return rows[:, :-classes], rows[:, -classes:].argmax(axis=1)
 
 
-def _weighed(rows: np.ndarray) -> np.ndarray:
+def _weighed(rows: Floats) -> Floats:
     """Return features [N, d] centred, and scaled so that groups of any length weigh the same."""
-    centred = rows - rows.mean(axis=0)
+    centred: Floats = rows - rows.mean(axis=0)
     return centred / max(1e-9, float(np.linalg.norm(centred)))
 
 
-def joined_by(agreement: float) -> Kept:
+def joined_by(agreement: float) -> Classifier:
     """Return what learns next to joined features, by the agreement of similar images (percent)."""
     if agreement >= AGREEMENT:
-        return Kept.JOINED_PSEUDO
+        return Classifier.JOINED_PSEUDO
     if agreement >= ALONE:
-        return Kept.JOINED_LINEAR
-    return Kept.JOINED
+        return Classifier.JOINED_LINEAR
+    return Classifier.JOINED
 
 
-def _agreement(near: Neighbours, predicted: np.ndarray, classes: int) -> float:
+def _agreement(near: Neighbours, predicted: Integers, classes: int) -> float:
     """Return how often images agree with their nearest of other groups on the predicted class [N].
 
     It is in percent, with chance at 0.

@@ -65,14 +65,14 @@ def list_images(
     if unlabelled is None:
         unlabelled = not labelled
     splits = narrowed(_read(data, labelled, unlabelled), data, labelled)
-    splits = _divided(splits, data, labelled, labelled and evaluated)
-    splits = replace(splits, train=_drawn(splits.train, data, labelled))
+    splits = divided(splits, data, labelled, labelled and evaluated)
+    splits = replace(splits, train=drawn(splits.train, data, labelled))
     if joined:
         return with_unlabelled(splits)
     return splits
 
 
-def _divided(splits: Listing, data: Data, labelled: bool, is_tested: bool) -> Listing:
+def divided(splits: Listing, data: Data, labelled: bool, is_tested: bool) -> Listing:
     """Hold images out, and leave out those of their groups.
 
     ``is_tested``: There must be images to evaluate on.
@@ -222,7 +222,7 @@ def _without_held_groups(splits: Listing, data: Data, groups: str, labelled: boo
 
 
 # --------------------------------------------------------------------- parts of the training images
-def _drawn(train: Split, data: Data, labelled: bool) -> Split:
+def drawn(train: Split, data: Data, labelled: bool) -> Split:
     """Return the images that ``data.subset`` draws, with the labels that ``data.labelled`` draws.
 
     ``labelled``: Classes without an image get a warning.

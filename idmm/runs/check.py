@@ -1,10 +1,12 @@
 """``idmm data``: downloading a dataset, and finding its faults."""
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from idmm import config
 from idmm.config.commands import DataCheckConfig, DataDownloadConfig, ProbeConfig
 from idmm.data.check import (
     DatasetReport,
+    Floor,
     ImageRef,
     Pair,
     check,
@@ -25,14 +28,12 @@ from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS, fetch, resolve_name, spec_of
 from idmm.data.split import Listing, Split
 from idmm.errors import UserError
-from idmm.evaluation import baseline
+from idmm.evaluation import Floats, baseline
 from idmm.evaluation.network import Network, pooled
 from idmm.files import made_folder, write_json
-from idmm.models import create_backbone
-from idmm.models.hog import SIDE
+from idmm.models.hog import SIDE, Hog
 from idmm.models.weights import CROP_PCT
 from idmm.progress import log
-from idmm.runs.outputs import largest_class
 from idmm.runs.resolve import check_out_of_images
 from idmm.text import by_reason, counted, listed, nearest, one_line
 
@@ -99,81 +100,109 @@ def report_lines(report: DatasetReport) -> list[str]:
     """Return the findings as text: facts, then one line per finding, then what to do."""
     counts = ", ".join(f"{n:,} {name}" for name, n in report.images.items())
     lines = [f"{report.dataset}{f' in {report.root}' if report.root else ''}: {counts} images"]
-    if report.bands:
-        lines.append(
-            f"channels: {counted(report.bands.count, 'channel')}. Pass {channels_flag(report.bands.count)}."
-        )
+    if report.bands and report.bands.count:
+        channels = report.bands.count
+        lines.append(f"channels: {counted(channels, 'channel')}. Pass {channels_flag(channels)}.")
     lines += _classes_and_sizes(report)
-    if floor := report.floor:
-        if floor["of"] == "train":
-            of = "held-out training"
-        else:
-            of = floor["of"]
-        text = "baseline: {baseline_top1:.1f} % top-1 by logistic regression on hand-made features "
-        text += "(the largest class every time: {largest_class:.1f} %), fitted to {train_images:,} training images"
-        lines.append(f"{text.format(**floor)}, on {floor['images']:,} {of} images at {SIDE} px")
+    floor = report.floor
+    if floor:
+        split = "held-out training" if floor["of"] == "train" else floor["of"]
+        lines.append(
+            f"baseline: {floor['baseline_top1']:.1f} % top-1 by logistic regression on hand-made "
+            f"features (the largest class every time: {floor['largest_class']:.1f} %), fitted to "
+            f"{floor['train_images']:,} training images, on {floor['images']:,} {split} images at "
+            f"{SIDE} px"
+        )
     if report.range:
-        what = f"{report.range} is 0 to 1. Pass --data.range '[LOW, HIGH]' to set another range"
-        lines.append(f"values of images of more than 8 bits: {what}")
+        lines.append(
+            f"values of images of more than 8 bits: {report.range} is 0 to 1. "
+            "Pass --data.range '[LOW, HIGH]' to set another range"
+        )
     if report.layout:
+        use = "pretraining can use all"
         if floor and floor["of"] == "train":
             use = "idmm train tests on a fifth"
-        else:
-            use = "pretraining can use all"
+        refusal = "fine-tuning would refuse them"
         if report.enough_to_pretrain:
-            how = "fine-tuning needs more"
-        else:
-            how = "fine-tuning would refuse them"
-        lines += [
-            f"layout: {use} of these images, {how}:",
-            *(f"  {line}" for line in report.layout),
-        ]
+            refusal = "fine-tuning needs more"
+        lines.append(f"layout: {use} of these images, {refusal}:")
+        lines += [f"  {fault}" for fault in report.layout]
     certain = [] if report.enough_to_pretrain else ["layout"]
     suspected = []
     are_listed = True
-    for kind, count, examples, advice, is_certain in _findings(report):
-        if examples:
-            lines.append(f"{kind}: {count} ({listed(examples, _NAMED)}). {advice}")
-            (certain if is_certain else suspected).append(kind)
-            are_listed = are_listed and len(examples) <= _NAMED
+    for finding in _findings(report):
+        if not finding.examples:
+            continue
+        examples = listed(finding.examples, _NAMED)
+        lines.append(f"{finding.kind}: {finding.counts} ({examples}). {finding.advice}")
+        are_listed = are_listed and len(finding.examples) <= _NAMED
+        if finding.is_certain:
+            certain.append(finding.kind)
+        else:
+            suspected.append(finding.kind)
     if not are_listed:
         lines.append("check.json in your --out folder lists all of these images.")
-    verdicts = [
-        f"{verb}: {', '.join(kinds)}."
-        for verb, kinds in (("Fix", certain), ("Look at", suspected))
-        if kinds
-    ]
+    verdicts = []
+    if certain:
+        verdicts.append(f"Fix: {', '.join(certain)}.")
+    if suspected:
+        verdicts.append(f"Look at: {', '.join(suspected)}.")
     return [*lines, " ".join(verdicts) or "Nothing to fix."]
 
 
-def _findings(report: DatasetReport) -> Iterator[tuple]:
-    """Yield each kind of fault, its count, examples, advice, and whether it is certain, something
-    to fix."""
+class _Finding(NamedTuple):
+    """A kind of fault."""
+
+    kind: str
+    counts: str
+    examples: list[str]  # all of them
+    advice: str
+    is_certain: bool = False  # something to fix
+
+
+def _findings(report: DatasetReport) -> Iterator[_Finding]:
+    """Yield each kind of fault, also those without an example."""
     conflicts = [pair for pair in report.pairs if pair.disagrees and not pair.exact]
-    advice = "They are nearly the same, but of two classes. Look at check.png in your --out folder, and correct labels."
-    yield (
+    yield _Finding(
         "labels differ",
         counted(len(conflicts), "pair"),
-        list(map(_both, conflicts)),
-        advice,
-        False,
+        [*map(_both, conflicts)],
+        "They are nearly the same, but of two classes. "
+        "Look at check.png in your --out folder, and correct labels.",
     )
-    bad = report.unreadable
-    reasons = by_reason([file.name for file in bad], [file.reason for file in bad])
-    advice = "Most commands stop on them. Replace them, or leave them out by exclude.txt of your --out folder."
-    yield "unreadable", counted(len(bad), "file"), reasons, advice, True
-    names = [image.name for image in report.one_colour]
-    advice = "All their pixels are equal. Look if they are broken."
-    yield "one colour", counted(len(names), "image"), names, advice, False
-    advice = "Their values are in the lowest eighth of the range, as 12 bits are among 16. Scale these files."
-    yield "dark", counted(len(report.dark), "image"), report.dark, advice, False
-    small = [
-        f"{name}: {count}"
-        for name, count in report.classes.get("train", {}).items()
-        if count <= FEW
-    ]
-    advice = "If no folder is test, one image of each is tested, and none of a class of one image. Add images."
-    yield "small classes", f"{len(small)} of at most {counted(FEW, 'image')}", small, advice, False
+    unreadable = report.unreadable
+    yield _Finding(
+        "unreadable",
+        counted(len(unreadable), "file"),
+        by_reason([file.name for file in unreadable], [file.reason for file in unreadable]),
+        "Most commands stop on them. "
+        "Replace them, or leave them out by exclude.txt of your --out folder.",
+        is_certain=True,
+    )
+    yield _Finding(
+        "one colour",
+        counted(len(report.one_colour), "image"),
+        [image.name for image in report.one_colour],
+        "All their pixels are equal. Look if they are broken.",
+    )
+    yield _Finding(
+        "dark",
+        counted(len(report.dark), "image"),
+        report.dark,
+        "Their values are in the lowest eighth of the range, as 12 bits are among 16. "
+        "Scale these files.",
+    )
+    small = []
+    for name, images in report.classes.get("train", {}).items():
+        if images <= FEW:
+            small.append(f"{name}: {images}")
+    yield _Finding(
+        "small classes",
+        f"{len(small)} of at most {counted(FEW, 'image')}",
+        small,
+        "If no folder is test, one image of each is tested, and none of a class of one image. "
+        "Add images.",
+    )
     groups = defaultdict(list)
     for pair in sorted(report.pairs, key=lambda pair: not pair.disagrees):
         groups[pair.leaks, pair.certain if pair.leaks else pair.exact].append(pair)
@@ -192,7 +221,8 @@ def _findings(report: DatasetReport) -> Iterator[tuple]:
         ),
     ):
         pairs = [pair for pair in groups[key] if pair not in conflicts]
-        yield kind, counted(len(pairs), "pair"), list(map(_both, pairs)), advice, key[1]
+        _, is_certain = key
+        yield _Finding(kind, counted(len(pairs), "pair"), [*map(_both, pairs)], advice, is_certain)
 
 
 def _classes_and_sizes(report: DatasetReport) -> Iterator[str]:
@@ -200,12 +230,13 @@ def _classes_and_sizes(report: DatasetReport) -> Iterator[str]:
         ordered = sorted(classes.items(), key=lambda item: item[1])
         (small, least), (large, most) = ordered[0], ordered[-1]
         middle = int(np.median(list(classes.values())))
-        span = f"{least} ('{small}') to {most} ('{large}') images, median {middle}"
+        span = f"{most} images each"
+        if least < most:
+            span = f"{least} ('{small}') to {most} ('{large}') images, median {middle}"
+        skewed = ""
         if most > SKEWED * max(1, least):
             skewed = ". Fine-tuning will favour the large ones"
-        else:
-            skewed = ""
-        yield f"classes of {split}: {len(classes)}, with {span if least < most else f'{most} images each'}{skewed}"
+        yield f"classes of {split}: {len(classes)}, with {span}{skewed}"
     for split, (least, middle, most) in report.sides.items():
         yield f"sizes of {split}: short sides of {least} to {most} px, median {middle}"
 
@@ -215,10 +246,9 @@ def _both(pair: Pair) -> str:
 
 
 def _kind(pair: Pair) -> str:
-    if pair.exact:
-        kind = pair.kind
-    else:
-        kind = f"{pair.kind} {pair.similarity:.3f}"
+    kind = pair.kind
+    if not pair.exact:
+        kind = f"{kind} {pair.similarity:.3f}"
     if pair.disagrees:
         return f"{kind}, labels differ"
     return kind
@@ -231,59 +261,75 @@ def _name(image: ImageRef) -> str:
 
 
 # ---------------------------------------------------------------------- the baseline
-def _baseline(report: DatasetReport, listing: Listing, data: config.Data) -> dict | None:
-    """Return the accuracy of the baseline and of the largest class, on the split that results would
-    be reported on.
+def _baseline(report: DatasetReport, listing: Listing, data: config.Data) -> Floor | None:
+    """Return the accuracy of the baseline and of the largest class.
 
-    If there is none, they are of a fifth of the training images. None: there are no labels for
-    that.
+    They are on the split that results would be reported on. If there is none, they are on a fifth
+    of the training images. None: there are no labels for that.
     """
     if listing.train.labels is None:
         return None
-    with_labels = (
-        name
-        for name in ("test", "val")
-        if (part := listing.parts.get(name)) and part.labels is not None
-    )
-    of = next(with_labels, "train")
-    train = listing.train
-    held_out = listing.parts[of]
-    if of == "train":
+    part = "train"
+    held_out = None
+    for name in ("val", "test"):
+        split = listing.parts.get(name)
+        if split is not None and split.labels is not None:
+            part = name
+            held_out = split
+    if held_out is None:
         try:
-            divided = list_images(replace(data, val_fraction=HELD_OUT), labelled=True)
+            listing = list_images(replace(data, val_fraction=HELD_OUT), labelled=True)
         except UserError:  # of one class, or what the layout's faults say
             return None
-        train = divided.train
-        held_out = divided.test
-    train = train.take(baseline.sample_to_fit(train.labels))
+        held_out = listing.test
+    assert held_out is not None
+    train = listing.train.take(baseline.sample_to_fit(listing.train.known_labels))
     train, features = _features(report, train)
-    tested, held_out_features = _features(
-        report, held_out.take(np.flatnonzero(held_out.labels >= 0))
-    )
-    if len(np.unique(train.labels)) < 2 or not len(tested):
+    test = held_out.take(np.flatnonzero(held_out.known_labels >= 0))
+    test, test_features = _features(report, test)
+    labels = train.known_labels
+    truth = test.known_labels
+    if len(np.unique(labels)) < 2 or not len(test):
         return None
-    top1 = baseline.measure(
-        features, train.labels, held_out_features, tested.labels, groups=train.groups
-    )
-    sizes = {"train_images": len(train), "images": len(tested), "of": of}
-    return {"baseline_top1": top1, "largest_class": largest_class(tested.labels), **sizes}
+    return {
+        "baseline_top1": baseline.measure(
+            features, labels, test_features, truth, groups=train.groups
+        ),
+        "largest_class": baseline.largest_class(truth),
+        "train_images": len(train),
+        "images": len(test),
+        "of": part,
+    }
 
 
-def _features(report: DatasetReport, split: Split) -> tuple[Split, np.ndarray]:
+def _features(report: DatasetReport, split: Split) -> tuple[Split, Floats]:
     """Return the readable images of a split, and the baseline's features of them [N, d]."""
     channels = 3 if report.bands is None else report.bands.used
-    statistics = [0.0] * channels, [1.0] * channels
-    model = create_backbone("hog", in_chans=channels)
-    model.set_statistics(*statistics)
-    values = report.range or [0, WHITE], report.bands
-    network = Network(model, SIDE, CROP_PCT, *statistics, "cpu", BATCH, "the baseline", *values)
+    mean = [0.0] * channels
+    std = [1.0] * channels
+    model = Hog(channels, num_classes=0)
+    model.set_statistics(mean, std)
+    network = Network(
+        model,
+        SIDE,
+        CROP_PCT,
+        mean,
+        std,
+        "cpu",
+        BATCH,
+        "the baseline",
+        report.range or [0, WHITE],
+        report.bands,
+    )
     return network.readable(split, pooled, "features for the baseline")
 
 
 # ---------------------------------------------------------------------- the sheet
 def _draw(report: DatasetReport, listing: Listing, path: Path) -> None:
-    """Draw the worst pair of each group of images that are alike: labels that disagree, then leaks,
-    then the rest."""
+    """Draw the worst pair of each group of images that are alike.
+
+    Labels that disagree come first, then leaks, then the rest.
+    """
     from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows
 
     order = sorted(
@@ -292,20 +338,17 @@ def _draw(report: DatasetReport, listing: Listing, path: Path) -> None:
     tiles = []
     for pair in one_of_each(order)[:_DRAWN]:
         first_kind = f"{pair.kind}, leaks" if pair.leaks else pair.kind
-        items = [
-            getattr(listing, image.split).items[image.index] for image in (pair.first, pair.second)
-        ]
-        try:
-            pixels = [
-                composite(read_image(item, report.range, report.bands).pixels) for item in items
-            ]
-        # of test images of another type than the training images, whose range is known
-        except BadImage:
-            continue
-        for image, kind, picture in zip(
-            (pair.first, pair.second), (first_kind, _kind(pair)), pixels, strict=True
-        ):
-            tiles.append(Tile(picture, f"{kind}\n{_name(image)}\n{image.label or ''}"))
-    title = f"{report.dataset}: {counted(len(order), 'pair')} of images that look the same, each image in one"
+        row = []
+        # test images may be of another type than the training images, whose range is known
+        with contextlib.suppress(BadImage):
+            for image, kind in ((pair.first, first_kind), (pair.second, _kind(pair))):
+                item = listing.parts[image.split].items[image.index]
+                picture = composite(read_image(item, report.range, report.bands).pixels)
+                row.append(Tile(picture, f"{kind}\n{_name(image)}\n{image.label or ''}"))
+            tiles += row
+    title = (
+        f"{report.dataset}: {counted(len(order), 'pair')} of images that look the same, "
+        "each image in one"
+    )
     if tiles:
         caption_sheet(in_rows(tiles), path, title, cell=LARGE)

@@ -35,8 +35,13 @@ from idmm.training.run import Run
 FinetuneRun = Run[FinetuneConfig]
 
 
-def train_classifier(run: FinetuneRun) -> dict[str, Any]:
-    """Fine-tune on one split of the images. Return the content of ``result.json``."""
+def train_classifier(
+    run: FinetuneRun, start_scores: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Fine-tune on one split of the images. Return the content of ``result.json``.
+
+    ``start_scores``: What was measured before, e.g. the baseline, by its key in the result.
+    """
     list_images = functools.partial(list_run_images, run.config)
     try_sizes(run, functools.partial(try_start, run))
     with run.opened():
@@ -45,6 +50,8 @@ def train_classifier(run: FinetuneRun) -> dict[str, Any]:
         listing = list_images()
         images = run.store(listing, run.folder)
         write_split(run, listing)
+        if start_scores is not None:
+            run.folder.add_start_scores(start_scores)
         measure_baseline(run, images)
         if run.phases[0].epochs == 0:
             result = fit_classifier_only(run, images)
