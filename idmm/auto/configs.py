@@ -18,7 +18,8 @@ from idmm.auto.plan import (
 from idmm.config import Data, FinetuneConfig, PretrainConfig, Train, parsing
 from idmm.config.commands import TrainCommand, TrainModel
 from idmm.config.reading import recipe
-from idmm.config.schema import Json, merged
+from idmm.config.schema import merged
+from idmm.files import Json
 from idmm.models.hog_conv import CONVNET
 
 # Recipes, the first two for stage 1: from fresh weights, from weights of --init, from the start of

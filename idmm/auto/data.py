@@ -11,7 +11,6 @@ import numpy as np
 from idmm.auto.plan import HELD_OUT, Counts, TrainState
 from idmm.config import PATHS, RESUME_IGNORED, Data
 from idmm.config.commands import TrainCommand
-from idmm.config.schema import Json
 from idmm.data import user_lists
 from idmm.data.decoding import BadImages
 from idmm.data.fingerprint import digests
@@ -24,7 +23,7 @@ from idmm.data.split import Listing, Split, with_unlabelled
 from idmm.data.stratify import stratified_folds
 from idmm.data.user_lists import SPLIT
 from idmm.errors import Fault, UserError
-from idmm.files import expand_home, write_csv, write_text
+from idmm.files import Json, expand_home, write_csv, write_text
 from idmm.models.hog import SIDE
 from idmm.progress import log
 from idmm.text import counted, listed

@@ -11,9 +11,8 @@ from pydantic import TypeAdapter
 from idmm import distributed
 from idmm.config import parsing
 from idmm.config.commands import TrainCommand
-from idmm.config.schema import Json
 from idmm.errors import Fault, UserError
-from idmm.files import write_json
+from idmm.files import Json, write_json
 from idmm.models.hog import SIDE
 from idmm.models.hog_conv import CONVNET
 from idmm.training.device import pick_device

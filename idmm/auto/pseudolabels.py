@@ -11,7 +11,6 @@ from torch import Tensor
 
 from idmm.auto.plan import FEATURES, HOG_CONV, PSEUDOLABELS, Classifier, Plan, PseudoLabels
 from idmm.config.commands import TrainCommand
-from idmm.config.schema import Json
 from idmm.data.split import Listing, Split
 from idmm.data.user_lists import class_rows
 from idmm.evaluation import Floats, Integers, baseline
@@ -20,7 +19,7 @@ from idmm.evaluation.inputs import report_unreadable
 from idmm.evaluation.network import Network, pooled
 from idmm.evaluation.predictor import BATCH
 from idmm.evaluation.similarity import Neighbours, nearest, spread_labels, unit_rows
-from idmm.files import write_csv
+from idmm.files import Json, write_csv
 from idmm.models import create_backbone
 from idmm.models.base import Backbone
 from idmm.models.build import export_kwargs

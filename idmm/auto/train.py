@@ -35,7 +35,7 @@ from idmm.auto.plan import (
 from idmm.auto.pseudolabels import AGREEMENT, joined_by, pseudolabel
 from idmm.config import FinetuneConfig, parsing
 from idmm.config.commands import TrainCommand
-from idmm.config.schema import Json, flatten
+from idmm.config.schema import flatten
 from idmm.data.fingerprint import image_changes, listed_again, listing_fingerprint, refuse_changes
 from idmm.data.images import AUTO
 from idmm.data.listing import list_images
@@ -45,7 +45,16 @@ from idmm.data.user_lists import SPLIT, class_rows
 from idmm.display import show
 from idmm.errors import Fault, UserError
 from idmm.evaluation.baseline import BASELINE, BASELINE_SIZE
-from idmm.files import WITHOUT, holds_run, made_folder, read_json, reading, write_csv, write_json
+from idmm.files import (
+    WITHOUT,
+    Json,
+    holds_run,
+    made_folder,
+    read_json,
+    reading,
+    write_csv,
+    write_json,
+)
 from idmm.models.spec import model_spec
 from idmm.notebook import Result
 from idmm.progress import duration, log

@@ -26,7 +26,6 @@ from idmm.progress import aligned
 from idmm.text import listed, nearest
 
 log = logging.getLogger(__name__)
-D = TypeVar("D", bound=config.Data)
 
 D = TypeVar("D", bound=Data)
 TIMEOUT = 60.0  # without a byte (seconds)

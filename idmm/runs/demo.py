@@ -9,11 +9,10 @@ from PIL import Image
 from idmm.auto.train import train
 from idmm.config import Data, Subset
 from idmm.config.commands import DemoConfig, TrainCommand, TrainData
-from idmm.config.schema import Json
 from idmm.data.listing import list_images
 from idmm.data.loaders import one_thread
 from idmm.errors import RunError
-from idmm.files import filling, write_json
+from idmm.files import Json, filling, write_json
 from idmm.progress import drawing
 from idmm.report import charts as pictures
 
