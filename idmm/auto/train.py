@@ -400,16 +400,14 @@ def _report(state: TrainState) -> list[str]:
     groups = ""
     if "test_groups" in result:
         groups = f" of {counted(result['test_groups'], 'group')}"
-    lines = _candidate_lines(state)
-    lines.append(
+    lines = [
+        *_candidate_lines(state),
         f"{state.best or state.plan.way}: top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) "
-        f"on {result['test_size']} test images{groups}"
-    )
-    lines.append(
+        f"on {result['test_size']} test images{groups}",
         f"  the baseline, fitted to {result[BASELINE_SIZE]} of {state.counts.labelled} labelled "
-        f"images: {result[BASELINE]:.1f} %"
-    )
-    lines.append(f"  the largest class every time: {result['largest_class']:.1f} %")
+        f"images: {result[BASELINE]:.1f} %",
+        f"  the largest class every time: {result['largest_class']:.1f} %",
+    ]
     if low <= result[BASELINE]:
         lines.append(
             "  This is not clearly better than the baseline on these test images. "
@@ -421,13 +419,11 @@ def _report(state: TrainState) -> list[str]:
         verdict = "a gain" if gain["points"] > 0 else "a loss"
         if gain["p"] >= CHANCE:
             verdict = "too small to tell from chance"
-        lines.append(
+        lines += [
             f"  from scratch at {state.size('scratch')} px, in {scratch['seconds']:.0f} s: "
-            f"{scratch['top1']:.1f} %"
-        )
-        lines.append(
-            f"  the difference: {gain['points']:+.1f} points, {verdict} (p = {gain['p']:.2g})"
-        )
+            f"{scratch['top1']:.1f} %",
+            f"  the difference: {gain['points']:+.1f} points, {verdict} (p = {gain['p']:.2g})",
+        ]
     return lines
 
 
