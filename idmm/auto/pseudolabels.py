@@ -83,9 +83,8 @@ class JoinedFeatures:
             RunError: Memory ran out.
         """
         some = train.take(numpy_rng(self.seed, "features").permutation(len(train))[:IMAGES])
-        paths = [some.place(i) for i in range(len(some))]
         unreadable: dict[str, str] = {}
-        batches = list(self.network.file_batches(some.items, paths, unreadable))
+        batches = list(self.network.file_batches(some.items, some.places, unreadable))
         report_unreadable(unreadable, len(some), "data.root")
         self.frozen.to(self.network.device)
         self.model.learn_start(batches, self.seed)
