@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # help texts need neither
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 
@@ -25,4 +24,4 @@ class Batch(TypedDict, total=False):
     failed: str  # why a worker could not make the batch
 
 
-BatchFn = Callable[[int, NDArray[np.int64]], Batch]  # (epoch, image numbers [B]) -> a batch
+BatchFn = Callable[[int, "NDArray[np.int64]"], Batch]  # (epoch, image numbers [B]) -> a batch
