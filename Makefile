@@ -14,7 +14,7 @@ SAY := @echo 'installing into .venv. The first time this downloads about 6 GB an
 # exports, the example that reads them, preprocessing by timm alone, and tests/contract.py
 LOWEST := tests/test_export.py tests/test_use_of_deep.py tests/test_preprocessing.py tests/test_t2t.py
 
-.PHONY: demo test test-fast test-lowest fuzz bench bench-quick docs lint types format clean
+.PHONY: demo test test-fast test-lowest fuzz bench bench-quick docs lint format clean
 
 demo: .venv/installed
 	$(BIN)/idmm demo --out runs/demo
@@ -46,8 +46,6 @@ lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/lint_docs.py
-
-types: .venv/installed-test
 	$(BIN)/python -m mypy
 	$(BIN)/python .ci/lint_contributing.py
 

@@ -221,7 +221,8 @@ def miniature_faults():
 
 
 def held_out_faults():
-    """Check the table in docs/train.md and quoted gains against benchmarks/results/held_out.json."""
+    """Check the table in docs/train.md and quoted gains against
+    benchmarks/results/held_out.json."""
     sys.path.append(str(ROOT / "benchmarks"))
     import held_out
 

@@ -29,9 +29,15 @@ from side_by_side import head, mean_and_spread, row
 SIDE = 96
 CROP = 48
 VIT = {
-    "patch_size": 8, "embed_dim": 96, "depth": 4, "num_heads": 3, "mlp_ratio": 2, "global_pool": "avg",
-    "class_token": False, "weight_init": "jax",
-}  # fmt: skip
+    "patch_size": 8,
+    "embed_dim": 96,
+    "depth": 4,
+    "num_heads": 3,
+    "mlp_ratio": 2,
+    "global_pool": "avg",
+    "class_token": False,
+    "weight_init": "jax",
+}
 MODEL = [
     "--model.name",
     "vit_tiny_patch16_224",

@@ -39,10 +39,12 @@ RESULTS = ROOT / "benchmarks/results/held_out.json"
 PAGE = ROOT / "docs/train.md"
 MARK = "<!-- held out -->"
 SETS = {
-    "drawings": "drawings (12 classes, 465 images)", "voices": "voices (5 classes, 1,122 spectrograms)",
-    "letters": "letters (24 classes, 1,008 images)", "icons": "icons (7 classes, 594 images)",
+    "drawings": "drawings (12 classes, 465 images)",
+    "voices": "voices (5 classes, 1,122 spectrograms)",
+    "letters": "letters (24 classes, 1,008 images)",
+    "icons": "icons (7 classes, 594 images)",
     "textures": "textures of a game (8 classes, 1,024 images)",
-}  # fmt: skip
+}
 VIEWS = {"voices": ["--flip", "0", "--jitter", "0"], "letters": ["--flip", "0"]}
 FEW = ["--data.labelled", "{per_class: 5}"]
 NETWORK = ["--model.name", "resnet10t", "--model.kwargs", "{channels: [32, 64, 128, 256]}"]
@@ -59,12 +61,13 @@ TITLES = {
     "drawn, ten minutes": "five labels per class, ten minutes, other labels for each seed",
 }
 FONTS = """
-adf-accanthis adf-berenis adf-gillius adf-ikarius adf-irianis adf-libris adf-mekanus adf-oldania adf-romande
-adf-switzera adf-tribun adf-universalis adf-verana averia-sans-gwf averia-serif-gwf beteckna blankenburg breip
-cantarell comfortaa courier-prime crosextra-carlito dejavu-core dejavu-extra dustin ebgaramond f500 femkeklaver
-firacode freefont-ttf gfs-didot gotico-antiqua goudybookletter hack inconsolata isabella junicode jura lato
-liberation linuxlibertine mononoki ocr-a oldstandard open-sans opendin play quattrocento radisnoir roboto-unhinted
-rufscript sjfonts texgyre tomsontalks vollkorn yanone-kaffeesatz
+adf-accanthis adf-berenis adf-gillius adf-ikarius adf-irianis adf-libris adf-mekanus adf-oldania
+adf-romande adf-switzera adf-tribun adf-universalis adf-verana averia-sans-gwf averia-serif-gwf
+beteckna blankenburg breip cantarell comfortaa courier-prime crosextra-carlito dejavu-core
+dejavu-extra dustin ebgaramond f500 femkeklaver firacode freefont-ttf gfs-didot gotico-antiqua
+goudybookletter hack inconsolata isabella junicode jura lato liberation linuxlibertine mononoki
+ocr-a oldstandard open-sans opendin play quattrocento radisnoir roboto-unhinted rufscript sjfonts
+texgyre tomsontalks vollkorn yanone-kaffeesatz
 """.split()
 
 

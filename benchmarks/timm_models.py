@@ -91,11 +91,13 @@ def main() -> None:
     cpu = [name for name, (_, device, _) in found.items() if device == "cpu"]
     versions = f"timm {timm.__version__}, torch {torch.__version__}"
     print(
-        f"{versions}: {len(found)} of {len(names)} models have under {args.millions:g}M parameters;",
+        f"{versions}: {len(found)} of {len(names)} models have under "
+        f"{args.millions:g}M parameters;",
         end=" ",
     )
     print(
-        f"{len(found) - len(failed)} serve {args.method}, {len(cpu)} of them tried on the CPU: {', '.join(cpu)}"
+        f"{len(found) - len(failed)} serve {args.method}, "
+        f"{len(cpu)} of them tried on the CPU: {', '.join(cpu)}"
     )
     for size, fitting in sorted(sizes.items()):
         print(f"| {size} px | {len(fitting)} | {', '.join(fitting) if size > SIZES[0] else ''} |")

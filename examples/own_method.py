@@ -2,7 +2,8 @@
 
     OUT=runs/own python examples/own_method.py
 
-It pretrains a small transformer on digits by VICReg's variance and invariance terms (Bardes, Ponce, LeCun, ICLR 2022).
+It pretrains a small transformer on digits by VICReg's variance and invariance terms (Bardes, Ponce,
+LeCun, ICLR 2022).
 """
 
 import os

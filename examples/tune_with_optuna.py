@@ -77,10 +77,12 @@ study.optimize(score, n_trials=max(0, trials - finished), catch=RunError)
 first = next(trial for trial in study.trials if trial.value is not None)
 best = study.best_trial
 print(
-    f"kNN on held-out training images: first trial {first.value:.1f} %, best {best.value:.1f} % with {best.params}"
+    f"kNN on held-out training images: first trial {first.value:.1f} %, "
+    f"best {best.value:.1f} % with {best.params}"
 )
 (out / "tuned.yaml").write_text(yaml.safe_dump(config(**best.params)))
 root = f" --data.root {folder}" if folder else ""
 print(
-    f"use the best with: idmm pretrain --config {out}/tuned.yaml{root} --train.epochs 100 --out runs/a"
+    f"use the best with: idmm pretrain --config {out}/tuned.yaml{root} "
+    "--train.epochs 100 --out runs/a"
 )

@@ -84,7 +84,9 @@ digits = {"name": "digits", "subset": {"per_class": 2}, "workers": 0}
 vit = {"patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
 model = {"name": "vit_tiny_patch16_224", "kwargs": vit}
 quick = {"epochs": 1, "batch_size": 20, "precision": "fp32", "device": "cpu"}
-idmm.pretrain({"data": digits, "model": model, "views": {"size": 16}, "train": quick, "out": f"{folder}/a"})
+views = {"size": 16}
+run = {"data": digits, "model": model, "views": views, "train": quick, "out": f"{folder}/a"}
+idmm.pretrain(run)
 tuned = {"data": digits, "init": f"{folder}/a", "out": f"{folder}/b"}
 assert idmm.finetune({**tuned, "train": {**quick, "size": 16}})["test_size"] == 360
 probe = {"data": digits, "init": f"{folder}/a", "size": 16, "out": f"{folder}/c"}
@@ -112,7 +114,8 @@ backbone = idmm.models.create_backbone("t2t_vit_7", img_size=32, num_classes=0)
 assert idmm.models.token_grid(backbone, torch.zeros(1, 3, 32, 32)).shape[2:] == (2, 2)
 spec = idmm.data.DATASETS["flowers"]
 assert (spec.num_classes, spec.train_size, spec.test_size) == (102, 2040, 6149)
-result = idmm.train({"data": digits, "model": model, "minutes": 0.1, "out": f"{folder}/x"})["result"]
+train = {"data": digits, "model": model, "minutes": 0.1, "out": f"{folder}/x"}
+result = idmm.train(train)["result"]
 assert result["test_size"] == 360
 print(idmm.__file__)
 """

@@ -30,8 +30,28 @@ from idmm.config.stages import (
 )
 
 __all__ = [
-    "IMAGENET_MEAN", "IMAGENET_STD", "METHODS", "PATHS", "RESUME_IGNORED", "Augment", "CropGroup", "Data",
-    "DenseConfig", "DetectConfig", "DrLoc", "FinetuneConfig", "FinetuneTrain", "Method", "Model", "PretrainConfig",
-    "PretrainTrain", "SegmentConfig", "Subset", "Train", "Views", "global_groups",
-    "register_options", "section",
-]  # fmt: skip
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "METHODS",
+    "PATHS",
+    "RESUME_IGNORED",
+    "Augment",
+    "CropGroup",
+    "Data",
+    "DenseConfig",
+    "DetectConfig",
+    "DrLoc",
+    "FinetuneConfig",
+    "FinetuneTrain",
+    "Method",
+    "Model",
+    "PretrainConfig",
+    "PretrainTrain",
+    "SegmentConfig",
+    "Subset",
+    "Train",
+    "Views",
+    "global_groups",
+    "register_options",
+    "section",
+]

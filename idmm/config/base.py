@@ -38,9 +38,17 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 REQUIRED: Any = None
 # Keys that may differ when a run resumes: results do not depend on them.
 RESUME_IGNORED = (
-    "out", "resume", "compare", "device", "data.workers", "data.cache", "data.cache_dir", "train.device",
-    "train.save_minutes", "train.monitor_every",
-)  # fmt: skip
+    "out",
+    "resume",
+    "compare",
+    "device",
+    "data.workers",
+    "data.cache",
+    "data.cache_dir",
+    "train.device",
+    "train.save_minutes",
+    "train.monitor_every",
+)
 # Keys that name files and folders. Their spelling may differ when a run resumes.
 PATHS = ("init", "data.root", "data.labels", "data.groups", "data.exclude")
 

@@ -183,9 +183,15 @@ class Colours:
 
 # Of IDMM's release, and SimCLR's own. Nothing is solarized.
 DEFAULT_COLOURS = Colours(
-    flip=0.5, jitter=[0.8, 0.8, 0.8, 0.2], jitter_prob=0.8, grey_prob=0.2, blur_prob=0.5, solarize_prob=0.0,
-    vflip=0.0, rotate90=False,
-)  # fmt: skip
+    flip=0.5,
+    jitter=[0.8, 0.8, 0.8, 0.2],
+    jitter_prob=0.8,
+    grey_prob=0.2,
+    blur_prob=0.5,
+    solarize_prob=0.0,
+    vflip=0.0,
+    rotate90=False,
+)
 COLOURS = tuple(item.name for item in fields(Colours))
 
 

@@ -2,8 +2,8 @@
 
 To add a method to the package, write a class here, add it to ``AnyMethod``, and put its loss into
 ``idmm/methods/NAME.py`` and its recipe into ``configs/pretrain/NAME.yaml``. From outside, call
-:func:`idmm.methods.register_method`. Widths and temperatures are from Table 10 of the IDMM paper. Values that the table leaves out are from the methods' own
-papers and releases.
+:func:`idmm.methods.register_method`. Widths and temperatures are from Table 10 of the IDMM paper.
+Values that the table leaves out are from the methods' own papers and releases.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, get_args

@@ -1,8 +1,8 @@
 """Random views made on the network's device.
 
-Each operation runs on many views at once, with parameters per view. The images lie there as they are stored, in 8 or 16 bits.
-The draws are those of :mod:`idmm.data.view_plan`. The views are those of :mod:`idmm.data.views`, up
-to rounding.
+Each operation runs on many views at once, with parameters per view. The images lie there as they
+are stored, in 8 or 16 bits. The draws are those of :mod:`idmm.data.view_plan`. The views are those
+of :mod:`idmm.data.views`, up to rounding.
 """
 
 import logging

@@ -144,7 +144,8 @@ class Checkpoint:
         unknown = [name for name in state if name not in known]
         raise UserError(
             self.fault(
-                f"is a checkpoint of another model: only {len(sizes) - len(missing)} of {len(sizes)} "
+                f"is a checkpoint of another model: only {len(sizes) - len(missing)} "
+                f"of {len(sizes)} "
                 f"weights fit {model_name(model)}. Missing: {listed(missing, 3)}. "
                 f"Unknown: {listed(unknown, 3) or 'none'}"
             )

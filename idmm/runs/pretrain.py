@@ -59,7 +59,8 @@ def train_backbone(run: PretrainRun) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- building
 def build_network(run: PretrainRun, images: Stores) -> Backbone:
-    """Build the backbone. A new run loads the weights of ``init`` or gives it a structured start."""
+    """Build the backbone. A new run loads the weights of ``init`` or gives it a structured
+    start."""
     (phase,) = run.phases
     train = images.train
     classes = 0

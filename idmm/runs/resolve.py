@@ -1,4 +1,5 @@
-"""From a config to a run: all nulls are filled in once. Names are checked before torch is imported."""
+"""From a config to a run: all nulls are filled in once. Names are checked before torch is
+imported."""
 
 import os
 from collections.abc import Callable
@@ -57,7 +58,8 @@ def resolve_finetune(
     size = config.resolved_stages()[0].size
     if trained_size(spec) and size != default_size(spec):
         classifier_notes.append(
-            f"train.size: {size} px. The weights of init come from images of {default_size(spec)} px"
+            f"train.size: {size} px. "
+            f"The weights of init come from images of {default_size(spec)} px"
         )
     config, rate_notes = fill_rates(config, spec)
     phases = config.phases  # they name the keys that the user gave

@@ -34,7 +34,8 @@ def pick_device(device: str, field: str = "device") -> str:
 
 
 def choose_device(train: Train) -> str:
-    """Resolve ``train.device`` to cuda, mps or cpu. UserError: it lacks the precision, or is missing."""
+    """Resolve ``train.device`` to cuda, mps or cpu. UserError: it lacks the precision, or is
+    missing."""
     device = pick_device(train.device, "train.device")
     if train.precision == "fp16" and device != "cuda":
         raise UserError(

@@ -39,7 +39,8 @@ def create_optimizer(
 
 
 def _exempt(backbone: nn.Module) -> set[str]:
-    """Return the names of position embeddings and tables: those that the model lists, and others."""
+    """Return the names of position embeddings and tables: those that the model lists, and
+    others."""
     exempt = set()
     no_weight_decay = getattr(backbone, "no_weight_decay", None)  # not all of timm's models have it
     if no_weight_decay is not None:
