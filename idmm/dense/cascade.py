@@ -142,7 +142,8 @@ class _Images(NamedTuple):
     def mask_logits(self, head: RoIHeads, boxes: PerImage) -> Tensor:
         """Return logits of masks within the boxes, [R, K + 1, 28, 28]."""
         pooled = head.mask_roi_pool(self.features, boxes, self.sizes)  # [R, D, 14, 14]
-        return head.mask_predictor(head.mask_head(pooled))
+        outputs: Tensor = head.mask_predictor(head.mask_head(pooled))
+        return outputs
 
     def mask_loss(
         self,
@@ -162,7 +163,8 @@ class _Images(NamedTuple):
         masks = [target["masks"] for target in targets]
         classes = [target["labels"] for target in targets]
         logits = self.mask_logits(head, object_boxes)
-        return maskrcnn_loss(logits, object_boxes, masks, classes, object_matches)
+        outputs: Tensor = maskrcnn_loss(logits, object_boxes, masks, classes, object_matches)
+        return outputs
 
     def refined(
         self,

@@ -367,7 +367,8 @@ def _run_lengths(rle: _RunLengths, size: Size) -> Segment:
             f"its RLE of {as_text(rle.size)} pixels has runs of {sum(counts)}, "
             f"expected {as_text(size)}, which is {pixels}"
         )
-    return coco.frPyObjects({"size": [*size], "counts": counts}, *size)
+    segment: Segment = coco.frPyObjects({"size": [*size], "counts": counts}, *size)
+    return segment
 
 
 def _unpacked(text: str) -> list[int]:

@@ -207,7 +207,8 @@ class DenseTransform:
         if self.outlined:
             masks = torch.from_numpy(target.masks(h, w)[single])
             sample["masks"] = tv_tensors.Mask(masks)
-        return SANITIZE(sample)
+        outputs: Tensors = SANITIZE(sample)
+        return outputs
 
 
 def _apply(sample: Tensors, function: Callable[[Any], Tensor]) -> Tensors:

@@ -146,7 +146,8 @@ class Predictions:
         """Return the number of images by true class (rows) and predicted class, [K, K]."""
         from sklearn.metrics import confusion_matrix
 
-        return confusion_matrix(self.truth, self.predicted, labels=range(classes))
+        counts: Integers = confusion_matrix(self.truth, self.predicted, labels=range(classes))
+        return counts
 
 
 def predict(model: nn.Module, batches: Iterable[Batch], device: str) -> Predictions:
@@ -210,12 +211,14 @@ def knn_predict(train: Floats, labels: Integers, test: Floats) -> Integers:
     from sklearn.neighbors import KNeighborsClassifier
 
     def votes(distance: Floats) -> Floats:  # cosine distance is 1 - similarity
-        return np.exp((1 - distance) / KNN_TEMPERATURE)
+        votes: Floats = np.exp((1 - distance) / KNN_TEMPERATURE)
+        return votes
 
     k = min(NEIGHBOURS, len(train))
     model = KNeighborsClassifier(k, metric="cosine", weights=votes)
     with warnings.catch_warnings(action="ignore"):  # scikit-learn suspects few images per class
-        return model.fit(train, labels).predict(test)
+        classes: Integers = model.fit(train, labels).predict(test)
+        return classes
 
 
 def probe_predict(
@@ -228,7 +231,8 @@ def probe_predict(
 
     ``strength`` is scikit-learn's C.
     """
-    return fitted(train, labels, strength).predict(test)
+    predicted: Integers = fitted(train, labels, strength).predict(test)
+    return predicted
 
 
 def fit_linear(

@@ -242,7 +242,8 @@ def embed(
 
 def _probabilities(model: torch.nn.Module, images: Tensor) -> Tensor:
     """Return the probability of each class, [B, K]."""
-    return model(images).float().softmax(1)
+    outputs: Tensor = model(images).float().softmax(1)
+    return outputs
 
 
 # ---------------------------------------------------------------------- images

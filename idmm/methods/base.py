@@ -107,7 +107,8 @@ class Method(nn.Module):
         images = in_one_pass(images)
         with one_image_norms(backbone, images):
             if self.localization is not None:
-                return self.localization(backbone, images, key, head)
+                output: Output = self.localization(backbone, images, key, head)
+                return output
             if head is None:
                 return backbone(images), 0.0, {}
             return head(backbone.forward_features(images)), 0.0, {}
@@ -139,7 +140,8 @@ class Method(nn.Module):
 
         [B, d] -> [B, D]. A collapse shows there first.
         """
-        return self.head(features)
+        outputs: Tensor = self.head(features)
+        return outputs
 
     def diagnose(self, features: Tensor, index: Tensor) -> dict[str, float]:
         """Return the method's own measures.

@@ -139,9 +139,10 @@ def projection_head(backbone: Backbone, config: Projected) -> nn.Module:
 
     width = feature_width(backbone)
     hidden = config.hidden_dim or width
-    return SimCLRProjectionHead(
+    head: nn.Module = SimCLRProjectionHead(
         width, hidden, head_dim(backbone, config), num_layers=2, batch_norm=False
     )
+    return head
 
 
 class MomentumEncoder(nn.Module):

@@ -196,7 +196,8 @@ class IDMM(Method):
     def _instance(self, features: Tensor, groups: list[MixedCrops]) -> Tensor:
         """Return the N-way loss of features [V, d] of the groups' crops."""
         rows = rows_of(groups, self.head(features))
-        return self.classifier(*map(_with_rows, groups, rows))
+        outputs: Tensor = self.classifier(*map(_with_rows, groups, rows))
+        return outputs
 
     def _scale(self) -> Values:
         """Return the scale of a cosine layer, for the log."""

@@ -90,7 +90,8 @@ class Released:
 
 def as_map(x: Tensor, grid: Grid) -> Tensor:
     """Return tokens [B, h w, D] as a map [B, D, h, w], without a copy."""
-    return x.transpose(1, 2).unflatten(2, grid)
+    outputs: Tensor = x.transpose(1, 2).unflatten(2, grid)
+    return outputs
 
 
 def resized(images: Tensor, side: int) -> Tensor:

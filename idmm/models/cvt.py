@@ -70,13 +70,15 @@ class ConvAttention(nn.Module):
             tokens = conv(features).flatten(2).transpose(1, 2)  # [B, N, D]
             if self.prefix:
                 tokens = torch.cat([prefix.to(tokens.dtype), tokens], dim=1)
-            return linear(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            outputs: Tensor = linear(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            return outputs
 
         q = heads(self.conv_q, self.q)
         k = heads(self.conv_k, self.k)
         v = heads(self.conv_v, self.v)
         attended = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
-        return self.proj(attended.transpose(1, 2).flatten(2))
+        outputs: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
+        return outputs
 
 
 class ConvBlock(nn.Module):
@@ -219,15 +221,17 @@ class CvT(Released, Backbone):
         """Return normalised tokens [B, 1 + h w, D], the class token first."""
         for stage in self.stages[:-1]:
             x = as_map(*stage(x))
-        return self.norm(self.stages[-1](x)[0])
+        outputs: Tensor = self.norm(self.stages[-1](x)[0])
+        return outputs
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return logits, [B, 1 + h w, D] -> [B, num_classes], or the pooled features [B, D]."""
         pooled = global_pool_nlc(x, pool_type=self.global_pool, num_prefix_tokens=1)
-        features = self.head_drop(pooled)
+        features: Tensor = self.head_drop(pooled)
         if pre_logits:
             return features
-        return self.head(features)
+        outputs: Tensor = self.head(features)
+        return outputs
 
 
 _cfg = dict(pool_size=(14, 14), first_conv="stages.0.patch_embed.proj", classifier="head")

@@ -37,7 +37,10 @@ def _resized_table(model: nn.Module, owner: str, value: Tensor, target: Tensor) 
     with warnings.catch_warnings(action="ignore"):
         try:
             attention: Any = model.get_submodule(owner)
-            return resize_rel_pos_bias_table(value, tuple(attention.window_size), target.shape)
+            outputs: Tensor | None = resize_rel_pos_bias_table(
+                value, tuple(attention.window_size), target.shape
+            )
+            return outputs
         except (AssertionError, RuntimeError, AttributeError):
             return None
 
@@ -53,7 +56,10 @@ def _resized_positions(model: nn.Module, value: Tensor, target: Tensor) -> Tenso
     if not 0 <= prefix <= 2 or side**2 != count:  # the grid is not that of the tokens
         return None
     antialias = getattr(model, "antialias_positions", True)  # timm's default
-    return resample_abs_pos_embed(value, list(grid), [side, side], prefix, antialias=antialias)
+    outputs: Tensor | None = resample_abs_pos_embed(
+        value, list(grid), [side, side], prefix, antialias=antialias
+    )
+    return outputs
 
 
 def adapt_input(

@@ -184,7 +184,8 @@ class Hog(Backbone):
         """Return logits, [B, D] -> [B, num_classes], or the unchanged features."""
         if pre_logits:
             return x
-        return self.head(x)
+        outputs: Tensor = self.head(x)
+        return outputs
 
 
 default_cfgs = generate_default_cfgs({"hog": dict(input_size=(3, SIDE, SIDE), classifier="head")})

@@ -47,7 +47,8 @@ class PixelNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the pooled features, [B, C, H, W] -> [B, d]."""
-        return self.network(resized(x, self.size))
+        outputs: Tensor = self.network(resized(x, self.size))
+        return outputs
 
 
 class HogConv(Hog):

@@ -173,12 +173,13 @@ class T2TViT(Released, VisionTransformer):
         """
         first = self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype)
         tokens = torch.cat([first, x.flatten(1, 2)], dim=1)
-        return tokens + resample_abs_pos_embed(
+        outputs: Tensor = tokens + resample_abs_pos_embed(
             self.pos_embed,
             list(x.shape[1:3]),
             self.patch_embed.grid_size,
             antialias=self.antialias_positions,
         )
+        return outputs
 
 
 _cfg = dict(fixed_input_size=True, crop_pct=0.9, classifier="head")

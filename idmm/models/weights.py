@@ -66,12 +66,14 @@ class Checkpoint:
     @property
     def in_chans(self) -> int:
         """Channels of the images (3 if the JSON has no number)."""
-        return self.kwargs.get("in_chans", 3)
+        in_chans: int = self.kwargs.get("in_chans", 3)
+        return in_chans
 
     @property
     def range(self) -> Range:
         """Value range of images with more than 8 bits."""
-        return self.extra.get("range", "auto")
+        value_range: Range = self.extra.get("range", "auto")
+        return value_range
 
     @property
     def bands(self) -> list[int] | None:
