@@ -52,7 +52,7 @@ SAVED = 0.1
 
 
 def step_config(command: TrainCommand, state: TrainState, step: str, minutes: float) -> Json:
-    """Return the config of a step: a recipe, with what the plan and the command change."""
+    """Return the config of a step: a recipe with the changes of the plan and the command."""
     if step == "stage1":
         return _pretraining(command, state, minutes)
     return _finetuning(command, state, step, minutes)

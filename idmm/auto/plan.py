@@ -1,4 +1,4 @@
-"""What ``idmm train`` finds in a folder of images, and what it therefore runs, with the reasons."""
+"""The plan of ``idmm train``: the steps that it runs on a folder of images, with the reasons."""
 
 import json
 import math
