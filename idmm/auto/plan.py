@@ -47,7 +47,7 @@ FEATURES = "features"  # folder of the joined features
 
 
 class Classifier(StrEnum):
-    """What may be kept as the classifier."""
+    """The classifiers to choose from."""
 
     BASELINE = "baseline"
     LINEAR = "linear classifier on hog_conv"
@@ -149,7 +149,7 @@ class TrainState:
     pseudolabels: PseudoLabels | None = None
     # accuracy on held-out training images of what was tried (percent)
     candidates: dict[Classifier, float] | None = None
-    # what the last step trains, by a trial or by a rule. It need not be a candidate
+    # the classifier of the last step, by a trial or by a rule. It need not be a candidate
     best: Classifier | None = None
     result: Json | None = None  # of the classifier
     scratch: Json | None = None  # of the comparison

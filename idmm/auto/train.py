@@ -1,4 +1,4 @@
-"""``idmm train``: from a folder of images to a classifier in a given time, by what did best."""
+"""``idmm train``: from a folder of images to a classifier in a given time, by the best of several."""
 
 import contextlib
 import functools
@@ -307,7 +307,7 @@ def _choose_classifier(
     remaining: float,
     listing: Listing | None,
 ) -> float:
-    """Choose what the last step trains. Return the minutes that this took.
+    """Choose the classifier of the last step. Return the minutes that this took.
 
     ``result`` is that of the step before.
     """
