@@ -1,4 +1,4 @@
-"""``idmm train``: from a folder of images to a classifier in a given time, by the best of several."""
+"""``idmm train``: from a folder of images to a classifier in a given time."""
 
 import contextlib
 import functools
