@@ -68,5 +68,5 @@ def test_what_is_no_finished_run(tmp_path, capsys):
     (fold / "result.json").write_text("{}")
     (fold / "config.yaml").write_text("{")
     assert fault(fold).startswith("config.yaml cannot be read: ")
-    (fold / "config.yaml").write_text("init: runs/a\nsize: 32\ncrop_pct: 0.9\n")
+    (fold / "config.yaml").write_text("command: probe\ninit: runs/a\nsize: 32\ncrop_pct: 0.9\n")
     assert fault(fold) == "is a run of idmm probe, expected one of pretraining or fine-tuning"
