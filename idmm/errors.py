@@ -51,9 +51,12 @@ class UserError(Message):
 
     exit_code = 2
 
-    def __init__(self, *faults: Fault | str):
-        self.faults: tuple[Fault, ...] = tuple(dict.fromkeys(map(_as_fault, faults)))
-        super().__init__("\n".join(map(str, self.faults)))
+    def __init__(self, *faults: Fault):
+        self.faults = tuple(dict.fromkeys(faults))
+        super().__init__(*self.faults)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.faults))
 
     @classmethod
     def of(cls, field: str, text: str, hint: str = "") -> Self:
@@ -84,12 +87,6 @@ class Interrupted(Message):
     """Ctrl-C or another stop signal, after the state was saved: exit code 130."""
 
     exit_code = 130
-
-
-def _as_fault(fault: Fault | str) -> Fault:
-    if isinstance(fault, str):
-        return Fault("", fault)
-    return fault
 
 
 def checked(*checks: Callable[[], Any]) -> list[Any]:

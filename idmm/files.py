@@ -424,13 +424,6 @@ def saved_info(path: AnyPath, stem: str = "backbone") -> Json:
     return {}
 
 
-def weights_label(source: AnyPath, field: str) -> str:
-    """Return the beginning of a message about weights. :func:`weights_fault` replaces it."""
-    if field:
-        return f"{field}: '{source}'"
-    return f"{source}:"
-
-
 def expand_home(path: AnyPath) -> Path:
     """Return a path with ``~`` replaced by the user's home. An unknown user's ``~`` stays."""
     return Path(os.path.expanduser(path))

@@ -29,7 +29,7 @@ from idmm.data import images
 from idmm.data.decoding import Index, Reading, decode_split
 from idmm.data.formats import BadImage, Pixels
 from idmm.data.images import AUTO, Bands, CentreCrop, StoredSize, ValueRange
-from idmm.data.split import Labels, Split
+from idmm.data.split import Labelled, Split
 from idmm.errors import RunError, reason
 from idmm.files import Lock, expand_home, replacing, sweep
 from idmm.text import counted
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 _FORMAT = "11"  # of the cache's files and of what is done to the pixels
 
 
-class ImageStore:
+class ImageStore(Labelled):
     """The images of a split as uint8 or uint16 tensors, in the split's order.
 
     :func:`store_split` makes it. It holds flat buffers only, which forked loader workers share.
@@ -99,17 +99,6 @@ class ImageStore:
             self._source = np.array([os.fsencode(path) for path in split.items])
         else:
             self._source = split.items
-
-    @property
-    def known_labels(self) -> Labels:
-        """``labels`` of a split that was listed with labels, int64 [N]."""
-        assert self.labels is not None
-        return self.labels
-
-    @property
-    def class_names(self) -> list[str]:
-        """``classes``, none without labels."""
-        return self.classes or []
 
     def __len__(self) -> int:
         return len(self.sizes)

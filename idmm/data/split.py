@@ -41,8 +41,26 @@ def spread(count: int, most: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, most).astype(np.int64))
 
 
+class Labelled:
+    """Images that may have labels."""
+
+    labels: Labels | None  # int64 [N]
+    classes: list[str] | None  # name of each label
+
+    @property
+    def known_labels(self) -> Labels:
+        """``labels`` of a split that was listed with labels, int64 [N]."""
+        assert self.labels is not None
+        return self.labels
+
+    @property
+    def class_names(self) -> list[str]:
+        """``classes``, none without labels."""
+        return self.classes or []
+
+
 @dataclass(frozen=True)
-class Split:
+class Split(Labelled):
     """Some images of a dataset."""
 
     items: list[str] | Pixels  # paths, or the images themselves: uint8 [N, H, W, 3]
@@ -56,17 +74,6 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.names)
-
-    @property
-    def known_labels(self) -> Labels:
-        """``labels`` of a split that was listed with labels, int64 [N]."""
-        assert self.labels is not None
-        return self.labels
-
-    @property
-    def class_names(self) -> list[str]:
-        """``classes``, none without labels."""
-        return self.classes or []
 
     def class_name(self, i: int) -> str | None:
         """Return the class of image ``i``. None: it has no label."""
