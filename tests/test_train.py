@@ -97,7 +97,7 @@ def test_what_is_written(done, images, capsys):
         "labelled": 8,
         "classes": 2,
         "side": 9,
-        "without": 0,
+        "untrained": [],
         "divisible": True,
         "foreign": False,
     }
@@ -387,7 +387,6 @@ def test_the_table_gives_strategy_and_size(minutes, counts, flags, way, sizes):
 
 
 FEW, SOME, EVERY = (Counts(2000, labelled, 10, 32) for labelled in (50, 1000, 2000))
-HALF = Counts(2000, 50, 10, 32, without=2)
 DIGITS = {"data": TrainData(name="digits")}
 
 
@@ -398,7 +397,6 @@ DIGITS = {"data": TrainData(name="digits")}
         ({"way": "scratch"}, FEW, "scratch", False, "as asked"),
         ({}, SOME, "scratch", False, "as there are under 3 images per label"),
         ({}, EVERY, "scratch", False, "as every training image has a label"),
-        ({}, HALF, "scratch", False, "as 2 of the classes have no label"),
         (DIGITS, FEW, "scratch", False, "as pseudo-labels are for a folder of images, not for"),
         ({"pseudolabel": False}, FEW, "scratch", False, "as --pseudolabel is false"),
         ({"pseudolabel": True}, SOME, "pretrain", True, "as --pseudolabel is true"),
@@ -416,7 +414,6 @@ def test_what_is_chosen(flags, counts, way, pseudolabel, reason):
 @pytest.mark.parametrize(
     "flags, counts, line",
     [
-        ({}, HALF, "pseudolabel: got true, but 2 of the classes have no label"),
         ({}, EVERY, "pseudolabel: got true, but every training image has a label"),
         ({"way": "scratch"}, FEW, "pseudolabel: got true, but --way scratch uses"),
     ],

@@ -245,10 +245,13 @@ def test_without_a_column_split_the_folders_decide(tmp_path):
     plain = list_images(data, labelled=False).train
     assert sorted(plain.names) == sorted(train.names)
     assert plain.labels is None
-    file = written(tmp_path / "labels.csv", text + "unlabelled/0.png,a\n")
-    line = (
-        f"{file}:7: 'unlabelled/0.png' is outside of train, val and test, expected a column split"
-    )
+    written(tmp_path / "labels.csv", text + "unlabelled/0.png,a\n")
+    train = list_images(data, labelled=True, unlabelled=True).train
+    assert train.names[4] == "unlabelled/0.png"
+    assert train.labels.tolist() == [0, 1, 0, 1, 0, -1, -1], "an image to train on"
+    tree(root, new={"": 1})
+    file = written(tmp_path / "labels.csv", text + "new/0.png,a\n")
+    line = f"{file}:7: 'new/0.png' is outside of train, val and test, expected a column split"
     assert faults(list_images, section(root, labels=file), True) == [f"data.labels: {line}"]
 
 
@@ -259,7 +262,7 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
     out = tmp_path / "run"
     assert tuned(out, flat, data__labels=labels) == 0
     errors = capsys.readouterr().err
-    assert f"data.labels: '{labels}' has no row for 3 of 15 images, which are left out" in errors
+    assert f"data.labels: '{labels}' has no class for 3 of 15 images, which are left out" in errors
     assert "data.groups" not in errors, "no group is on both sides"
     assert result(out)["train_size"] == 8
     assert result(out)["test_size"] == 4
@@ -282,7 +285,7 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
 
 def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
     text = "path,class,split\nscans/p0_0.png,ill,train\nscans/p9_0.png,ill,train\n"
-    text += "scans/p0_0.png,well,train\nscans/p1_0.png,,train\n"
+    text += "scans/p0_0.png,well,train\nscans/p1_0.png,ill,\n"
     labels = written(tmp_path / "labels.csv", text)
     argv = [
         "finetune",
@@ -297,14 +300,38 @@ def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
     ]
     assert (
         refused(capsys, argv)[-1]
-        == f"data.labels: {labels}:5: has no class, expected path,class,split"
+        == f"data.labels: {labels}:5: has no split, expected path,class,split"
     )
-    written(tmp_path / "labels.csv", text.replace("p1_0.png,,train", "p1_0.png,ill,trian"))
+    written(tmp_path / "labels.csv", text.replace("p1_0.png,ill,", "p1_0.png,ill,trian"))
     assert refused(capsys, argv)[-3:] == [
         f"data.labels: {labels}:3: 'scans/p9_0.png' is no image under '{flat}'",
         f"data.labels: {labels}:4: 'scans/p0_0.png' is in line 2, too, expected one row per image",
         f"data.labels: {labels}:5: the split is 'trian', expected train, val or test",
     ]
+
+
+def test_rows_without_a_class_and_a_folder_of_lists(flat, tmp_path):
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    written(lists / "first.csv", table(PATHS[:4], CLASSES[:4]))
+    written(lists / "more.csv", table(PATHS[4:8], [*CLASSES[4:6], "", " "]))
+    tests = table(PATHS[8:], [*CLASSES[8:11], ""], ["test"] * 4, header="path,class,split")
+    written(lists / "test.csv", tests)
+    data = section(flat, labels=str(lists))
+    splits = list_images(data, labelled=True, unlabelled=True)
+    assert splits.train.names == PATHS[:6] + ["new/0.png", "new/1.png", *PATHS[6:8]]
+    assert splits.train.labels.tolist() == [1, 1, 0, 0, 1, 1, -1, -1, -1, -1]
+    assert splits.test.names == PATHS[8:11]
+    assert splits.aside == (PATHS[11],)
+    assert PATHS[11] not in list_images(data, labelled=False).train.names, "it is to be tested on"
+    written(lists / "z.csv", table(PATHS[:1], CLASSES[:1]))
+    place = f"{lists / 'first.csv'}:2"
+    line = f"{lists / 'z.csv'}:2: '{PATHS[0]}' is in {place}, too, expected one row per image"
+    assert faults(list_images, data, True) == [f"data.labels: {line}"]
+    (tmp_path / "empty").mkdir()
+    empty = str(tmp_path / "empty")
+    line = f"data.labels: '{empty}' has no CSV file, expected some of path,class"
+    assert faults(list_images, section(flat, labels=empty), True) == [line]
 
 
 TWO = "expected two or more classes in the split train"

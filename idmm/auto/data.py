@@ -19,7 +19,7 @@ from idmm.data.image_store import store_split
 from idmm.data.images import image_size
 from idmm.data.list_file import decoded
 from idmm.data.listing import divided, drawn, list_images
-from idmm.data.split import Listing, Split, with_unlabelled
+from idmm.data.split import Listing, Split, names_of, with_unlabelled
 from idmm.data.stratify import stratified_folds
 from idmm.data.user_lists import SPLIT
 from idmm.errors import Fault, UserError
@@ -36,16 +36,25 @@ MOST_SKIPPED = 0.05  # share of the images that may be broken
 def all_images(data: Data) -> Listing:
     """List all images that a command may use, before some are held out or drawn.
 
-    ``unlabelled`` is not in ``train`` yet.
+    ``unlabelled`` is not in ``train`` yet. Classes without a training image are left out.
     """
     everything = replace(data, val_fraction=0.0, subset=None, labelled=None)
-    return list_images(everything, labelled=True, evaluated=False, unlabelled=True, joined=False)
+    listing = list_images(
+        everything,
+        labelled=True,
+        evaluated=False,
+        unlabelled=True,
+        joined=False,
+        least_classes=2,
+    )
+    return listing.trained()
 
 
 def chosen_images(data: Data, out: Path, images: Listing) -> tuple[Data, Listing]:
     """Choose the images to learn from, of all ``images``.
 
-    A part of the labelled ones is held out if there are none to test on.
+    A part of the labelled ones is held out if there are none to test on. If classes are left out,
+    OUT/split.csv becomes the list of images and labels, so that no step finds these classes.
     """
     if data.subset is not None and data.labelled is not None:
         raise UserError(
@@ -66,12 +75,23 @@ def chosen_images(data: Data, out: Path, images: Listing) -> tuple[Data, Listing
             HELD_OUT,
         )
     splits = divided(images, data, labelled=True, is_tested=True)
+    is_folder = data.name == "folder"
+    train = drawn(splits.train, data, labelled=not is_folder)
+    listing = with_unlabelled(replace(splits, train=train))
+    if is_folder:
+        listing = listing.trained()
+    if listing.untrained:
+        every = [*names_of(images.parts.values()), *images.aside]
+        unused = set(every).difference(names_of(listing.parts.values()))
+        write_csv(out / SPLIT, user_lists.class_rows(listing.parts, sorted(unused)))
+        data = by_list(data, out / SPLIT)
+        again = list_images(data, labelled=True, unlabelled=True)
+        return data, replace(again, untrained=listing.untrained)
     write_csv(out / SPLIT, user_lists.class_rows(replace(splits, unlabelled=None).parts))
     if _is_list_needed(data):
         data = replace(data, labels=str(out / SPLIT), val_fraction=0.0)
         return data, list_images(data, labelled=True, unlabelled=True)
-    train = drawn(splits.train, data, labelled=True)
-    return data, with_unlabelled(replace(splits, train=train))
+    return data, listing
 
 
 def _copies(data: Data, out: Path, images: Listing) -> list[str]:
@@ -187,7 +207,6 @@ def count(listing: Listing, foreign: bool) -> Counts:
     train = listing.train
     labelled = labelled_images(train)
     labels = labelled.known_labels
-    classes = len(train.class_names)
     present = set(labels.tolist())
     sides = []
     for item in train.sample():
@@ -196,8 +215,9 @@ def count(listing: Listing, foreign: bool) -> Counts:
     folds = stratified_folds(labels, labelled.groups)
     side = int(statistics.median(sides or [0]))
     divisible = bool(folds) and set(labels[folds[0].train].tolist()) == present
-    without = classes - len(present)
-    return Counts(len(train), len(labelled), classes, side, without, divisible, foreign)
+    classes = len(train.class_names)
+    untrained = list(listing.untrained)
+    return Counts(len(train), len(labelled), classes, side, untrained, divisible, foreign)
 
 
 def labelled_images(train: Split) -> Split:

@@ -72,7 +72,8 @@ class Counts:
     labelled: int
     classes: int
     side: int  # median of the short sides (pixels)
-    without: int = 0  # classes none of whose training images has a label
+    # classes of which no training image has a label. They are left out
+    untrained: list[str] = field(default_factory=list)
     # whether each class keeps labelled images to train on if a fold is held out
     divisible: bool = True
     foreign: bool = False  # whether the weights of --init are for images of other values
@@ -345,8 +346,6 @@ def _hindrance(command: TrainCommand, counts: Counts) -> str | None:
         return f"pseudo-labels are for a folder of images, not for {command.data.name}"
     if counts.images == counts.labelled:
         return "every training image has a label"
-    if counts.without:
-        return f"{counts.without} of the classes have no label"
     if counts.foreign and command.way in ("auto", "finetune"):  # else stage 1 adapts the weights
         return "the weights of --init are for images of other values. --way pretrain adapts them"
     return None

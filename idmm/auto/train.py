@@ -284,6 +284,10 @@ def _run_steps(
         result = _run_step(command, state, step, minutes)
         remaining -= result["seconds"] / 60
         remaining_share -= share
+    if state.counts.untrained:
+        result = {**result, "untrained_classes": state.counts.untrained}
+        if distributed.rank() == 0:
+            write_json(Path(command.out) / "result.json", result)
     state.result = result
 
 

@@ -109,8 +109,8 @@ class Data:
     """Use only some labels, e.g. '{per_class: 5}'. The other images count as unlabelled. Default:
     all."""
     labels: str | None = None
-    """CSV file of path,class (also split, group) with paths under data.root. Default: folders are
-    the classes."""
+    """CSV file of path,class (also split, group) with paths under data.root, or a folder of such.
+    Default: folders are the classes."""
     folds: int | None = Field(None, ge=2)
     """Folds of a cross-validation, each one run in OUT/fold-N. Default: one run on the dataset's
     own test split."""

@@ -83,6 +83,11 @@ class _Tree:
         kinds = listed(f"{count} {kind}" for kind, count in self.others.most_common())
         return f"{counted(self.others.total(), 'file')} of other kinds ({kinds})"
 
+    def drop_empty_folders(self) -> None:
+        """Forget the folders at its top that have no image."""
+        filled = {parts[0] for parts in self.images}
+        self.folders = [name for name in self.folders if name in filled]
+
     def no_images(self, expected: str) -> Fault:
         """Return the fault of a tree without images."""
         others = f", but {self.skipped}" if self.others else ""
@@ -90,10 +95,13 @@ class _Tree:
 
 
 # ---------------------------------------------------------------------- datasets
-def read_labelled(root: str, parts: Sequence[str] = PARTS) -> Listing:
+def read_labelled(
+    root: str, parts: Sequence[str] = PARTS, least_classes: int | None = None
+) -> Listing:
     """Read ROOT/train/CLASS/**, and the other ``parts`` likewise if they exist.
 
-    Without ``train``, ROOT/CLASS/** is read.
+    Without ``train``, ROOT/CLASS/** is read. ``least_classes`` is as for
+    :func:`idmm.data.listing.list_images`.
 
     Raises:
         LabelsMissing: No train folder, or one with a single class or none, and nothing else is
@@ -102,20 +110,28 @@ def read_labelled(root: str, parts: Sequence[str] = PARTS) -> Listing:
     """
     trees = _trees(root, parts) or {"train": _tree_of_classes(root)}
     train = trees["train"]
+    classes = train.classes
+    if least_classes is not None:
+        every = {name for tree in trees.values() for name in tree.classes}
+        classes = sorted(every)
+        for tree in trees.values():
+            tree.drop_empty_folders()
     faults = []
     for tree in trees.values():
         faults += _class_faults(tree)
     for tree in trees.values():
         if tree.images and train.images:  # else that is the fault
-            faults += _disagreements(train, tree)
-    if len(train.classes) == 1:
+            faults += _missing_classes(train, tree)
+            if least_classes is None:
+                faults += _extra_classes(train, tree)
+    if len(train.classes) == 1 and least_classes != 0:
         fault = f"'{train.path}' has one class only ('{train.classes[0]}'), expected two or more"
         faults.append(Fault("data.root", fault))
     if len(trees) == len(faults) == 1 and train.images and len(train.classes) < 2:
         raise LabelsMissing(*faults)
     if faults:
         raise UserError(*faults)
-    return arranged({name: _split(root, tree, train.classes) for name, tree in trees.items()})
+    return arranged({name: _split(root, tree, classes) for name, tree in trees.items()})
 
 
 def _tree_of_classes(root: str) -> _Tree:
@@ -149,7 +165,8 @@ def read_any(root: str) -> Listing:
         return Listing(_split(root, train))
     splits = {}
     for name, tree in trees.items():
-        if not _class_faults(tree) + _disagreements(train, tree):
+        faults = _class_faults(tree) + _missing_classes(train, tree) + _extra_classes(train, tree)
+        if not faults:
             splits[name] = _split(root, tree, train.classes)
     return arranged(splits)
 
@@ -280,15 +297,18 @@ def _class_faults(tree: _Tree) -> list[Fault]:
     return faults
 
 
-def _disagreements(train: _Tree, held: _Tree) -> list[Fault]:
-    faults = []
+def _missing_classes(train: _Tree, held: _Tree) -> list[Fault]:
     if missing := sorted({*train.classes} - {*held.classes}):
         fault = f"'{held.path}' lacks classes of '{train.path}': {listed(missing)}"
-        faults.append(Fault("data.root", fault))
+        return [Fault("data.root", fault)]
+    return []
+
+
+def _extra_classes(train: _Tree, held: _Tree) -> list[Fault]:
     if extra := sorted({*held.classes} - {*train.classes}):
         fault = f"'{held.path}' has classes that '{train.path}' lacks: {listed(extra)}"
-        faults.append(Fault("data.root", fault))
-    return faults
+        return [Fault("data.root", fault)]
+    return []
 
 
 def _split(root: str, tree: _Tree, classes: list[str] | None = None) -> Split:

@@ -74,10 +74,13 @@ class UserList:
             )
         return text
 
-    def table(self, required: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
+    def table(
+        self, required: Sequence[str], optional: Sequence[str] = (), fillable: Sequence[str] = ()
+    ) -> list[Row]:
         """Read a CSV whose header names the columns ``required``, and may name ``optional`` ones.
 
         Between cells are commas, semicolons or tabs. Letter case does not matter in the header.
+        Cells of ``fillable`` columns may be empty.
 
         Raises:
             UserError: It cannot be read, has no such header, or has rows with cells missing, empty
@@ -112,7 +115,8 @@ class UserList:
                 f"{self.file}:{reader.line_num}: is not CSV ({error}), expected {form}"
             ) from None
         for line, by_column in rows:
-            if lacking := [name for name, cell in by_column.items() if not cell.strip()]:
+            empty = [name for name, cell in by_column.items() if not cell.strip()]
+            if lacking := [name for name in empty if name not in fillable]:
                 self.fault(line, f"has no {' and no '.join(lacking)}, expected {','.join(columns)}")
         self.refuse()
         return rows

@@ -32,6 +32,7 @@ def list_images(
     evaluated: bool = True,
     unlabelled: bool | None = None,
     joined: bool = True,
+    least_classes: int | None = None,
 ) -> Listing:
     """List a dataset's images.
 
@@ -51,6 +52,8 @@ def list_images(
             of them, but those whose group by ``data.groups`` is in val or test are left out. None:
             not ``labelled``.
         joined: Append these to the images to train on, with the label -1.
+        least_classes: Classes that must have training images, if others need none. None: all of
+            them must, and two at least.
 
     Returns:
         ``train``, ``val`` and ``test`` or None, and ``unlabelled`` or None. A single evaluation
@@ -64,7 +67,8 @@ def list_images(
     data, _ = resolve_name(data)
     if unlabelled is None:
         unlabelled = not labelled
-    splits = narrowed(_read(data, labelled, unlabelled), data, labelled)
+    splits = _read(data, labelled, unlabelled, least_classes)
+    splits = narrowed(splits, data, labelled, least_classes is None)
     splits = divided(splits, data, labelled, labelled and evaluated)
     splits = replace(splits, train=drawn(splits.train, data, labelled))
     if joined:
@@ -96,7 +100,7 @@ def divided(splits: Listing, data: Data, labelled: bool, is_tested: bool) -> Lis
 
 
 # ---------------------------------------------------------------------- the dataset
-def _read(data: Data, labelled: bool, unlabelled: bool) -> Listing:
+def _read(data: Data, labelled: bool, unlabelled: bool, least_classes: int | None) -> Listing:
     """Read a dataset.
 
     Raises:
@@ -109,7 +113,7 @@ def _read(data: Data, labelled: bool, unlabelled: bool) -> Listing:
             f"'{data.labels}' is for data.name folder, and {spec.name} has classes of its own",
         )
     try:
-        splits = read_dataset(data, labelled)
+        splits = read_dataset(data, labelled, least_classes)
     except FilesMissing as error:
         root = data.root or "DIR"
         faults = list(error.faults)
@@ -149,11 +153,11 @@ def _check_sizes(splits: Listing, spec: Spec) -> None:
         raise UserError(*faults)
 
 
-def narrowed(splits: Listing, data: Data, labelled: bool) -> Listing:
+def narrowed(splits: Listing, data: Data, labelled: bool, all_classes: bool = True) -> Listing:
     """Return the splits less ``data.exclude``, each image with its group of ``data.groups``.
 
     Raises:
-        UserError: A bad list.
+        UserError: A bad list. With ``all_classes``, no training image of a class is left.
     """
     root = _root_of_names(data)
     if data.exclude is not None:
@@ -166,7 +170,7 @@ def narrowed(splits: Listing, data: Data, labelled: bool) -> Listing:
             f"data.groups: {counted(len(shared), 'group')} with images both in train and in val or "
             f"test, so accuracies come out too high: {listed(shared)}"
         )
-    if data.exclude and labelled and (empty := _empty_classes(splits.train)):
+    if data.exclude and labelled and all_classes and (empty := splits.train.empty_classes):
         raise UserError.of(
             "data.exclude",
             f"'{data.exclude}' leaves no training image of {listed(empty)}, "
@@ -201,7 +205,7 @@ def _without_held_groups(splits: Listing, data: Data, groups: str, labelled: boo
             listing = list_images(everything, labelled=True, evaluated=False, unlabelled=False)
             evaluated += listing.evaluated
             with_labels = listing.train
-    held = names_of(evaluated)
+    held = [*names_of(evaluated), *splits.aside]
     without_labels = {*splits.train.names}.difference(with_labels.names)
     if splits.unlabelled:
         without_labels.update(splits.unlabelled.names)
@@ -231,7 +235,7 @@ def drawn(train: Split, data: Data, labelled: bool) -> Split:
         train = draw_subset(train, data.subset)
     if data.labelled is not None:
         train = _with_labels_of(train, data.labelled)
-    if labelled and (empty := _empty_classes(train)):
+    if labelled and (empty := train.empty_classes):
         log.warning(
             f"data: {len(empty)} of {len(train.class_names)} classes have no training image: "
             f"{listed(empty)}"
@@ -300,12 +304,6 @@ def _drawn_from(split: Split, subset: Subset, field: str) -> Labels:
             count = max(1, int(subset.fraction * len(group) + 0.5))
         drawn.append(rng.permutation(group)[: total or count])
     return np.sort(np.concatenate(drawn))
-
-
-def _empty_classes(split: Split) -> list[str]:
-    """Return the classes without an image."""
-    present = set(split.known_labels.tolist())
-    return [name for label, name in enumerate(split.class_names) if label not in present]
 
 
 def hold_out(splits: Listing, fraction: float | None) -> Listing:

@@ -109,8 +109,10 @@ def check_folder(data: Data, out: str | None) -> None:
         root_folder(data)
 
 
-def read_dataset(data: Data, labelled: bool) -> Listing:
+def read_dataset(data: Data, labelled: bool, least_classes: int | None = None) -> Listing:
     """List all images of ``data.name``, with labels if they are needed or the dataset has some.
+
+    ``least_classes`` is as for :func:`idmm.data.listing.list_images`.
 
     Raises:
         FilesMissing: Files of it are missing or damaged.
@@ -123,9 +125,9 @@ def read_dataset(data: Data, labelled: bool) -> Listing:
     if spec.name != "folder":
         return _read_official(spec, root)
     if data.labels is not None:
-        return read_with_labels(str(root), data.labels, labelled)
+        return read_with_labels(str(root), data.labels, labelled, least_classes)
     if labelled:
-        return read_labelled(str(root))
+        return read_labelled(str(root), least_classes=least_classes)
     return read_any(str(root))
 
 

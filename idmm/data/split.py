@@ -1,5 +1,6 @@
 """Lists of images with their names and labels."""
 
+import logging
 import os
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idmm.errors import UserError
-from idmm.text import one_line
+from idmm.text import listed, one_line
+
+log = logging.getLogger(__name__)
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -92,6 +95,12 @@ class Split(Labelled):
         """Return at most 64 of ``items``, evenly spread over all of them."""
         return self.take(spread(len(self), 64)).items
 
+    @property
+    def empty_classes(self) -> list[str]:
+        """Names of the classes without an image."""
+        present = set(self.known_labels.tolist())
+        return [name for number, name in enumerate(self.class_names) if number not in present]
+
     def take(self, indices: Numbers) -> "Split":
         """Return the images at ``indices``, in that order, with all classes."""
         numbers = np.asarray(indices, dtype=np.int64)
@@ -139,6 +148,9 @@ class Listing:
     test: Split | None = None
     excluded: int = 0  # images that data.exclude left out
     unlabelled: Split | None = None  # for pretraining, not in train (yet)
+    # names of images for val or test that have no class yet, or one that is not trained
+    aside: tuple[str, ...] = ()
+    untrained: tuple[str, ...] = ()  # classes that :meth:`trained` left out
 
     @property
     def remarks(self) -> dict[str, int]:
@@ -160,6 +172,54 @@ class Listing:
     def evaluated(self) -> list[Split]:
         """Those of ``val`` and ``test`` that there are."""
         return [part for part in (self.val, self.test) if part is not None]
+
+    def trained(self) -> "Listing":
+        """Return it without classes of which no training image has a label, with a warning.
+
+        Images of these classes in val and test are put ``aside``.
+
+        Raises:
+            UserError: Fewer than two classes are left, or no image to test on.
+        """
+        untrained = self.train.empty_classes
+        if not untrained:
+            return self
+        classes = [name for name in self.train.class_names if name not in untrained]
+        if len(classes) < 2:
+            raise UserError.of(
+                "data.root",
+                f"only '{classes[0]}' has training images with a label",
+                "A classifier needs two classes or more",
+            )
+        numbers = {name: number for number, name in enumerate(classes)}
+        # the last one, of number -1, is none
+        new = np.array([numbers.get(name, -1) for name in [*self.train.class_names, ""]])
+        aside = list(self.aside)
+        parts = self.parts
+        for key in parts.keys() - {"unlabelled"}:
+            split = parts[key]
+            split = replace(split, labels=new[split.known_labels], classes=classes)
+            if key != "train":
+                is_tested = split.known_labels >= 0
+                aside += split.take(np.flatnonzero(~is_tested)).names
+                split = split.take(np.flatnonzero(is_tested))
+                if not len(split):
+                    raise UserError.of(
+                        "data.root",
+                        f"no image of {key} has a class with labelled training images",
+                        "Label some",
+                    )
+            parts[key] = split
+        log.warning(
+            f"data: {len(untrained)} of {len(self.train.class_names)} classes have no training "
+            "image with a label and are left out, with their images to test on: "
+            f"{listed(untrained)}"
+        )
+        return replace(
+            self.with_parts(parts),
+            aside=tuple(aside),
+            untrained=(*self.untrained, *untrained),
+        )
 
     def with_parts(self, parts: Mapping[str, Split]) -> "Listing":
         """Return it with other :attr:`parts`. Unlabelled ones may have no image left."""

@@ -14,6 +14,7 @@ from idmm.data.folder import PARTS, UNLABELLED, images_under
 from idmm.data.list_file import UserList
 from idmm.data.split import Groups, Listing, Split, arranged, class_of, names_of, split_of
 from idmm.errors import Fault, UserError
+from idmm.files import expand_home
 from idmm.text import counted, listed, one_line
 
 log = logging.getLogger(__name__)
@@ -25,19 +26,27 @@ SPLIT = "split.csv"  # list of a run's images with their classes and splits
 class _Labelled(NamedTuple):
     """A row of a list of classes."""
 
-    line: int  # its number in the file, from 1
-    label: str
+    place: str  # its line
+    label: str  # empty: it has none yet
     split: str
     group: str | None  # None: the list has no groups
 
 
-def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
-    """Read the images under ROOT with the classes of a CSV file of path,class.
+def read_with_labels(
+    root: str, file: str, labelled: bool, least_classes: int | None = None
+) -> Listing:
+    """Read the images under ROOT with the classes of a CSV file of path,class, or a folder of such.
 
     Its column ``split`` (train, val or test) gives each image's split. Without one the folders of
     these names do if ROOT has a ``train`` folder, else all images are to train on. Images without a
-    row (never those of the folders val and test) are ``unlabelled``, or in train without labels if
-    labels are not needed. Those of ROOT/unlabelled are always ``unlabelled``.
+    row (never those of the folders val and test) or class are ``unlabelled``, or in train without
+    labels if labels are not needed. Those without a class for val or test are put ``aside``.
+
+    Args:
+        root: The folder of the images.
+        file: The file or folder.
+        labelled: Whether labels are needed.
+        least_classes: As for :func:`idmm.data.listing.list_images`.
 
     Raises:
         UserError: The file has bad lines, or no class, or no image to train on. Or classes to
@@ -49,38 +58,54 @@ def read_with_labels(root: str, file: str, labelled: bool) -> Listing:
     names: dict[str, list[str]] = defaultdict(list)
     without_label = []  # to train on
     more = []
+    aside = []
     for name in images:
         folder = name.partition("/")[0]
-        if name in rows:
-            names[rows[name].split].append(name)
+        row = rows.get(name)
+        if row is not None and row.label:
+            names[row.split].append(name)
+        elif row is not None and row.split != "train":
+            aside.append(name)
         elif has_parts and folder == UNLABELLED:
             more.append(name)
-        elif folder == "train" or not has_parts and folder not in PARTS:
+        elif row is not None or folder == "train" or not has_parts and folder not in PARTS:
             without_label.append(name)
     trained = set(names["train"] + without_label)
     classes = sorted({rows[name].label for name in names["train"]})
-    faults = _class_faults(file, rows.values(), classes)
+    faults = []
+    if least_classes is None or len(classes) < least_classes:
+        faults = _class_faults(file, rows.values(), classes)
+    elif labelled:
+        classes = sorted({row.label for row in rows.values()} - {""})
     if not labelled and trained and (faults or without_label):
         train = [name for name in images if name in trained]
-        return Listing(_part(root, train), unlabelled=_part(root, more) or None)
+        return Listing(_part(root, train), unlabelled=_part(root, more) or None, aside=tuple(aside))
     if faults:
         raise UserError(*faults)
-    if len(rows) < len(images):
+    labelled_images = sum(map(len, names.values()))
+    if without := len(images) - labelled_images:
         log.info(
-            f"data.labels: '{file}' has no row for {len(images) - len(rows)} of "
+            f"data.labels: '{file}' has no class for {without} of "
             f"{counted(len(images), 'image')}, which are left out if labels are needed"
         )
     splits = {}
-    for part in filter(names.get, PARTS):
-        part_rows = [rows[name] for name in names[part]]
-        labels = np.searchsorted(classes, [row.label for row in part_rows])
-        groups = None
-        if part_rows[0].group is not None:
-            groups = np.array([row.group for row in part_rows])
-        split = split_of(root, names[part], labels, classes)
-        splits[part] = replace(split, groups=groups, whole=False)
+    for part in PARTS:
+        if names[part] or part == "train":
+            splits[part] = _part_with_labels(root, names[part], rows, classes)
     unlabelled = _part(root, sorted([*without_label, *more]))
-    return replace(arranged(splits), unlabelled=unlabelled or None)
+    return replace(arranged(splits), unlabelled=unlabelled or None, aside=tuple(aside))
+
+
+def _part_with_labels(
+    root: str, names: list[str], rows: Mapping[str, _Labelled], classes: list[str]
+) -> Split:
+    """Return named images with the classes of their rows, and their groups if they have some."""
+    numbers = {label: number for number, label in enumerate(classes)}
+    labels = [numbers[rows[name].label] for name in names]
+    groups = None
+    if any(rows[name].group for name in names):
+        groups = np.array([rows[name].group or name for name in names])
+    return replace(split_of(root, names, labels, classes), groups=groups, whole=False)
 
 
 def _class_faults(file: str, rows: Iterable[_Labelled], classes: list[str]) -> list[Fault]:
@@ -103,7 +128,8 @@ def _class_faults(file: str, rows: Iterable[_Labelled], classes: list[str]) -> l
             )
         )
     for part in PARTS[1:]:
-        if extra := sorted({row.label for row in rows if row.split == part}.difference(classes)):
+        evaluated = {row.label for row in rows if row.split == part}
+        if extra := sorted(evaluated.difference(classes, [""])):
             fault = f"'{file}' has classes in {part} that train lacks: {listed(extra)}"
             faults.append(Fault("data.labels", fault))
     return faults
@@ -118,38 +144,54 @@ def _label_rows(file: str, images: list[str], root: str, has_parts: bool) -> dic
 
     ``has_parts``: Without a column split, the folders train, val and test are the splits.
     """
-    table = UserList("data.labels", file, images, root)
     rows: dict[str, _Labelled] = {}
-    for line, cells in table.table(("path", "class"), ("split", "group")):
-        name = table.find(line, cells["path"])
-        if name is None:
-            continue
-        if name in rows:
-            table.fault(
-                line, f"'{name}' is in line {rows[name].line}, too, expected one row per image"
-            )
-            continue
-        part = "train"
-        if "split" in cells:
-            part = cells["split"].lower()
-            if part not in PARTS:
-                table.fault(line, f"the split is '{cells['split']}', expected train, val or test")
-        elif has_parts:
-            part = name.partition("/")[0].lower()
-            if part not in PARTS:
-                table.fault(
-                    line, f"'{name}' is outside of train, val and test, expected a column split"
-                )
-        rows[name] = _Labelled(line, class_of(cells["class"]), part, cells.get("group"))
-    table.refuse()
+    for path in _lists_in(file):
+        table = UserList("data.labels", path, images, root)
+        for line, cells in table.table(("path", "class"), ("split", "group"), ("class",)):
+            name = table.find(line, cells["path"])
+            if name is None:
+                continue
+            if name in rows:
+                place = rows[name].place
+                table.fault(line, f"'{name}' is in {place}, too, expected one row per image")
+                continue
+            part = "train"
+            if "split" in cells:
+                part = cells["split"].lower()
+                if part not in PARTS:
+                    table.fault(
+                        line, f"the split is '{cells['split']}', expected train, val or test"
+                    )
+            elif has_parts and not name.startswith(f"{UNLABELLED}/"):
+                part = name.partition("/")[0].lower()
+                if part not in PARTS:
+                    table.fault(
+                        line, f"'{name}' is outside of train, val and test, expected a column split"
+                    )
+            place = f"line {line}"
+            if path != file:
+                place = f"{path}:{line}"
+            rows[name] = _Labelled(place, class_of(cells["class"]), part, cells.get("group"))
+        table.refuse()
     return rows
 
 
-def class_rows(parts: Mapping[str, Split]) -> Iterator[tuple[str, ...]]:
+def _lists_in(file: str) -> list[str]:
+    """Return the CSV files in a folder, or the file itself. UserError: the folder has none."""
+    folder = expand_home(file)
+    if not folder.is_dir():
+        return [file]
+    paths = sorted(map(str, folder.glob("*.csv")))
+    if not paths:
+        raise UserError.of("data.labels", f"'{file}' has no CSV file, expected some of path,class")
+    return paths
+
+
+def class_rows(parts: Mapping[str, Split], aside: Iterable[str] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the header of a list for ``data.labels`` and a row per image with a label.
 
     A row has path, class, split, and the group if there are groups. An image without a group is its
-    own.
+    own. The images ``aside`` have rows, too, of the split test and without a class.
     """
     columns = 3
     if any(split.groups is not None for split in parts.values()):
@@ -163,6 +205,8 @@ def class_rows(parts: Mapping[str, Split]) -> Iterator[tuple[str, ...]]:
             label = split.class_name(i)
             if label is not None:
                 yield (name, label, part, groups[i] or name)[:columns]
+    for name in aside:
+        yield (name, "", "test", name)[:columns]
 
 
 # ---------------------------------------------------------------------- images to leave out
@@ -188,7 +232,7 @@ def leave_out(splits: Listing, file: str, root: str | None) -> Listing:
     for key, part in splits.parts.items():
         parts[key] = without(part, excluded)
         counts[key] = len(part) - len(parts[key])
-        if not parts[key] and key != "unlabelled":
+        if part and not parts[key] and key != "unlabelled":
             raise UserError.of(
                 "data.exclude", f"'{file}' leaves no image of {key}, expected at least one"
             )
