@@ -34,6 +34,7 @@ WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 WEIGHTS_EXPECTED = (
     f"expected a run folder, or a {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]} file of weights"
 )
+IMAGENET = "imagenet"  # short name of a small public network
 
 
 # ---------------------------------------------------------------------- reading and writing
@@ -371,7 +372,7 @@ def _missing_weights(path: Path, field: str, stem: str) -> Fault | None:
         return None
     if not path.exists():
         if stem == "backbone":
-            return fault(f"does not exist, {WEIGHTS_EXPECTED}, or timm:NAME")
+            return fault(f"does not exist, {WEIGHTS_EXPECTED}, timm:NAME or imagenet")
         return fault(f"does not exist, {WEIGHTS_EXPECTED}")
     if not path.is_dir():
         if path.suffix.lower() in WEIGHTS:
@@ -402,8 +403,9 @@ def weights_fault(source: AnyPath, field: str, text: str, hint: str = "") -> Fau
 
 
 def is_public(init: AnyPath | None) -> bool:
-    """Return whether ``init`` names public weights: ``timm:NAME``."""
-    return str(init).startswith("timm:")
+    """Return whether ``init`` names public weights: a source, or ``imagenet`` if it is no path."""
+    text = str(init)
+    return text.startswith(("timm:", "package:")) or (text == IMAGENET and not os.path.exists(text))
 
 
 def saved_info(path: AnyPath, stem: str = "backbone") -> Json:

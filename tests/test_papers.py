@@ -12,7 +12,8 @@ from idmm.config.parsing import build, flatten, parse
 from idmm.config.reading import recipes
 from idmm.grid.config import GridConfig
 from idmm.grid.plan import GridPlan
-from idmm.models import create_backbone, weights
+from idmm.models import create_backbone, public
+from idmm.models.public import PublicWeights
 
 PAGE = (ROOT / "docs/reproduce.md").read_text()
 PAPERS = {  # all numbered tables, and the figures with results
@@ -65,7 +66,8 @@ def planned(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("81.5_T2T_ViT_14.pth.tar", "71.7_T2T_ViT_7.pth.tar"):
         (tmp_path / name).touch()
-    monkeypatch.setattr(weights, "public_file", lambda *_: tmp_path / "81.5_T2T_ViT_14.pth.tar")
+    file = tmp_path / "81.5_T2T_ViT_14.pth.tar"
+    monkeypatch.setattr(public, "public_weights", lambda *_: PublicWeights("", "", file))
 
     def plan(*argv):
         grid = GridPlan(

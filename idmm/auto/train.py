@@ -55,6 +55,7 @@ from idmm.files import (
     write_csv,
     write_json,
 )
+from idmm.models.public import resolved_source
 from idmm.models.spec import model_spec
 from idmm.notebook import Result
 from idmm.progress import duration, log
@@ -113,7 +114,8 @@ def train(command: TrainCommand | Json | str, started_at: float | None = None) -
         started_at = clock.now()
     command = parsing.build(TrainCommand, command)
     resolve_way(command)  # before anything is read
-    command = replace(command, data=resolve_name(command.data)[0])
+    data, _ = resolve_name(command.data)
+    command = replace(command, data=data, init=resolved_source(command.init))
     out = Path(command.out)
     state = _load(command, out)
     is_new = not out.exists() or not any(out.iterdir())

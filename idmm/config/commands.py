@@ -58,7 +58,8 @@ class ProbeConfig(FeatureConfig):
     resume: ClassVar = "auto"
 
     init: str | None = None
-    """A run folder, a weights file with its JSON, or timm:NAME. Default: model.name, untrained."""
+    """A run folder, a weights file with its JSON, timm:NAME or imagenet. Default: model.name,
+    untrained."""
     out: str | None = None
     """Folder for result.json. Default: only print the table."""
 
@@ -263,7 +264,8 @@ class UseConfig(Inference):
     """How a run's model is used on files."""
 
     init: str = REQUIRED
-    """Run folder, or weights file with its JSON. embed and similar also take timm:NAME."""
+    """Run folder, or weights file with its JSON. embed and similar also take timm:NAME or
+    imagenet."""
     paths: Texts = Field(REQUIRED, min_length=1)
     """Images, and folders of images at any depth."""
 

@@ -185,7 +185,8 @@ class Common:
     seed: NonNegativeInt = 0
     """Seed of every random choice."""
     init: str | None = None
-    """Initial weights: a run folder, a weights file or timm:NAME. Default: none."""
+    """Initial weights: a run folder, a weights file, timm:NAME, or imagenet, a small network.
+    Default: none."""
     resume: Literal["auto", "never", "must"] = "auto"
     """If OUT holds a run: 'auto' resumes it, 'never' refuses it. 'must' requires one."""
     data: Data = field(default_factory=Data)

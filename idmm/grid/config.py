@@ -55,7 +55,7 @@ class GridConfig:
     backbones: list[Any] = Field(default_factory=lambda: ["deit_tiny_patch16_224"], min_length=1)
     """Backbones: timm's names, or mappings with name, kwargs, label, pretrain, finetune."""
     weights: list[dict[str, Any]] = Field(default_factory=list)
-    """Rows that start from weights: mappings with label, path (run, file, timm:NAME), backbone."""
+    """Rows that start from weights: mappings with label, path (as --init), backbone."""
     seeds: list[NonNegativeInt] = Field(default_factory=lambda: [0], min_length=1)
     """Seeds. Each drives both stages."""
     pretrain_seeds: list[NonNegativeInt] | None = Field(None, min_length=1)

@@ -176,6 +176,6 @@ def _check_weights(path: object, backbone: object, backbones: list[str]) -> None
         raise UserError(*faults)
     if isinstance(path, str) and is_public(path):
         # torch, which plans without public weights do not need
-        from idmm.models.weights import public_file
+        from idmm.models.public import public_weights
 
-        public_file(path, "path")
+        public_weights(path, "path")

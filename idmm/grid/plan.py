@@ -319,10 +319,10 @@ def _identity(path: str | None, out: str) -> str | list[str] | None:
         return None
     if is_public(path):
         # torch, which plans without public weights do not need
-        from idmm.models.weights import public_file
+        from idmm.models.public import public_weights
 
         name = path
-        file = public_file(path)
+        file = public_weights(path).file
     elif expand_home(path).exists():
         file = expand_home(path).resolve()
         name = os.path.relpath(file, Path(out).resolve())

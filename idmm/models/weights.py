@@ -1,12 +1,10 @@
 """Weights: read checkpoints, load them into models, write ours.
 
-Public weights, ``timm:NAME``, come from the Hugging Face hub or its cache. huggingface_hub
-downloads (environment variables HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT) and locks each file. timm
-converts every published format to its own.
+Public weights are files of :mod:`idmm.models.public`. timm converts every published format to its
+own.
 """
 
 import dataclasses
-import functools
 import json
 from collections import Counter
 from pathlib import Path
@@ -14,15 +12,12 @@ from typing import Any
 
 import timm
 import torch
-from huggingface_hub import constants, hf_hub_download
-from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save
 from timm.layers import to_2tuple
-from timm.models import get_pretrained_cfg
 from torch import nn
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Augment, Data, parsing
-from idmm.errors import Fault, UserError, checked, in_short
+from idmm.errors import Fault, UserError, checked
 from idmm.files import AnyPath, is_public, replacing, saved_info, weights_fault, weights_file
 from idmm.models.base import Backbone, Tensors
 from idmm.models.build import (
@@ -35,7 +30,8 @@ from idmm.models.build import (
 )
 from idmm.models.fit import adapt_input, resized
 from idmm.models.nested import best_network, read_weights
-from idmm.text import listed, nearest
+from idmm.models.public import public_weights
+from idmm.text import listed
 
 # of evaluation, if a JSON lacks them
 CROP_PCT = 0.875
@@ -196,10 +192,10 @@ class Report:
 
 
 def read_checkpoint(path: AnyPath, field: str = "", stem: str = "backbone") -> Checkpoint:
-    """Return the weights of a run folder, a file in timm's format, or public ones (``timm:NAME``).
+    """Return the weights of a run folder, a file in timm's format, or public ones.
 
     Model name and arguments come from a JSON with the same stem next to the file. Public weights
-    are downloaded unless the hub's cache has them.
+    are ``timm:NAME``, downloaded unless the hub's cache has them, or ``imagenet``.
 
     Args:
         path: Of the folder or file, or the name of public weights.
@@ -208,7 +204,7 @@ def read_checkpoint(path: AnyPath, field: str = "", stem: str = "backbone") -> C
 
     Raises:
         UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint.
-            See also :func:`public_file`.
+            See also :func:`public_weights`.
     """
     path = weights_file(path, field, stem)
     if is_public(path):
@@ -262,52 +258,26 @@ def _wrong_lengths(info: dict[str, Any], data: Data) -> list[Fault]:
     return faults
 
 
-@functools.cache
-def public_file(text: str, field: str = "") -> Path:
-    """Return the file of public weights, ``timm:NAME``, in the cache, downloaded if need be.
-
-    If the hub is out of reach, the cache is used. ``field``: of the config, for messages.
-
-    Raises:
-        UserError: No such name, or out of reach and not in the cache.
-    """
-    names = timm.list_models(pretrained=True)
-    name = text.removeprefix("timm:")
-    config = None
-    if name in names or ("." not in name and timm.is_model(name)):
-        config = get_pretrained_cfg(name)
-    if config is None or not config.hf_hub_id:
-        hint = nearest(name, names + timm.list_models())
-        raise UserError(weights_fault(text, field, "is not among timm's weights on the hub", hint))
-    try:
-        return Path(hf_hub_download(config.hf_hub_id, "model.safetensors"))
-    except Exception as error:  # of requests, httpx or huggingface_hub
-        reason = in_short(error)
-        if isinstance(error, LocalEntryNotFoundError):
-            reason = "it is not in the cache, and the hub is out of reach or HF_HUB_OFFLINE is set"
-        raise UserError(
-            weights_fault(
-                text,
-                field,
-                f"cannot be fetched from '{config.hf_hub_id}' on {constants.ENDPOINT}: {reason}",
-            )
-        ) from error
-
-
 def _public_checkpoint(text: str, field: str) -> Checkpoint:
     """Return public weights in timm's format, with the preprocessing of their training."""
-    # instead of a download
-    overlay = {"state_dict": read_weights(public_file(text, field), field), "source": None}
+    weights = public_weights(text, field)
+    state = read_weights(weights.file, field)
     with torch.random.fork_rng(devices=[]):
+        if weights.has_other_names:
+            names = timm.create_model(weights.name).state_dict()
+            state = dict(zip(names, state.values(), strict=True))
+        overlay = {"state_dict": state, "source": None}  # instead of a download
         model: Any = timm.create_model(
-            text.removeprefix("timm:"), pretrained=True, pretrained_cfg_overlay=overlay
+            weights.name, pretrained=True, pretrained_cfg_overlay=overlay
         )
     config = model.pretrained_cfg
     name = config["architecture"]
     chans, *size = config["input_size"]
     kwargs = export_kwargs(name, {}, size, in_chans=chans)
     preprocessing = {key: config[key] for key in _PREPROCESSING}
-    return Checkpoint(model.state_dict(), text, field, name, kwargs, size=size, **preprocessing)
+    return Checkpoint(
+        model.state_dict(), weights.source, field, name, kwargs, size=size, **preprocessing
+    )
 
 
 def load_backbone(run_or_file: AnyPath, img_size: Size | None = None) -> Backbone:

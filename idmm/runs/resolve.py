@@ -194,8 +194,10 @@ def check_out_of_images(config: AnyConfig | TrainCommand) -> None:
 # ---------------------------------------------------------------------- the network
 def fill_network(config: C) -> tuple[C, "ModelSpec"]:
     """Fill in the model and the channels from the weights of ``init``."""
+    from idmm.models.public import resolved_source
     from idmm.models.spec import model_spec
 
+    config = replace(config, init=resolved_source(config.init))
     spec = model_spec(config)
     model = replace(config.model, name=spec.name, kwargs=spec.kwargs)
     in_chans: Any = spec.in_chans  # of dense runs 1 or 3
