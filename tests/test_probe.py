@@ -105,6 +105,21 @@ def test_the_strength_without_a_choice(monkeypatch):
     assert evaluate.choose_strength(apart, labels).by == "2 of 5 stratified folds of train"
 
 
+def test_one_scale_keeps_rare_features_small():
+    train, labels, test, truth = some_digits()
+    rng = np.random.default_rng(0)
+    noisy = [np.c_[x, rng.normal(scale=0.01, size=(len(x), 500))] for x in (train, test)]
+    tops = {}
+    for one_scale in (False, True):
+        scores = evaluate.readouts(noisy[0], labels, noisy[1], truth, one_scale=one_scale)
+        tops[one_scale] = scores["probe"]["top1"]
+    choice = evaluate.choose_strength(noisy[0], labels, one_scale=True)
+    weight, bias = evaluate.fit_linear(noisy[0], labels, 10, choice.strength, one_scale=True)
+    predicted = (noisy[1] @ weight.T + bias).argmax(axis=1)
+    assert 100 * (predicted == truth).mean() == approx(tops[True])
+    assert tops[True] > tops[False] + 10
+
+
 def test_figures_are_those_of_the_features(run, tmp_path, capsys):
     results = probed(run, out=tmp_path / "o")
     (train, labels), (test, truth) = (

@@ -223,7 +223,7 @@ def compare_linear(given: Features, seed: int) -> tuple[float, dict[Classifier, 
     """
     train = given.train
     labels = train.known_labels
-    by_hand = choose_strength(given.hand_made, labels, seed, groups=train.groups)
+    by_hand = choose_strength(given.hand_made, labels, seed, groups=train.groups, one_scale=True)
     joined = choose_strength(given.joined, labels, seed, groups=train.groups, classes=train.classes)
     candidates = {}
     for label, choice in ((Classifier.BASELINE, by_hand), (Classifier.JOINED_LINEAR, joined)):

@@ -86,9 +86,10 @@ def measure(
         subset = np.flatnonzero(np.isin(labels, chosen))
     subset = subset[sample(labels[subset], MOST_TO_CHOOSE)]
     subset_groups = None if groups is None else groups[subset]
-    strength = choose_strength(train[subset], labels[subset], groups=subset_groups).strength
-    correct = probe_predict(train, labels, test, strength) == truth
-    top1 = 100 * float(correct.mean())
+    choice = choose_strength(train[subset], labels[subset], groups=subset_groups, one_scale=True)
+    strength = choice.strength
+    correct = probe_predict(train, labels, test, strength, one_scale=True) == truth
+    top1 = 100 * int(correct.sum()) / len(truth)
     if started_at is not None:
         log.info(
             "the baseline (logistic regression on hand-made features): %.2f %% of %d test images, "

@@ -226,12 +226,17 @@ def probe_predict(
     labels: Integers,
     test: Floats,
     strength: float = USUAL_STRENGTH,
+    one_scale: bool = False,
 ) -> Integers:
     """Return the same by logistic regression on standardised features.
 
-    ``strength`` is scikit-learn's C.
+    Args:
+        train, labels, test: As for :func:`knn_predict`.
+        strength: scikit-learn's C.
+        one_scale: Divide all features by one number, the root of their mean variance. It suits
+            features that are comparable, such as those of :mod:`idmm.models.hog`.
     """
-    predicted: Integers = fitted(train, labels, strength).predict(test)
+    predicted: Integers = fitted(train, labels, strength, one_scale=one_scale).predict(test)
     return predicted
 
 
@@ -241,6 +246,7 @@ def fit_linear(
     classes: int,
     strength: float,
     class_weight: str | None = None,
+    one_scale: bool = False,
 ) -> tuple[Floats, Floats]:
     """Return the regression as a classifier of raw features: logits = features @ weight.T + bias.
 
@@ -249,14 +255,14 @@ def fit_linear(
         labels: Their classes [N], at least two different ones.
         classes: K. A class without an image gets weight zero and bias -inf, so that it is never
             predicted.
-        strength: As for :func:`probe_predict`.
+        strength, one_scale: As for :func:`probe_predict`.
         class_weight: Of scikit-learn's regression. With 'balanced' all classes count the same,
             whatever their size.
 
     Returns:
         weight [K, d] and bias [K], float64.
     """
-    scaler, linear = fitted(train, labels, strength, class_weight)
+    scaler, linear = fitted(train, labels, strength, class_weight, one_scale)
     rows = linear.coef_.astype(np.float64)
     shift = linear.intercept_.astype(np.float64)
     if len(rows) == 1:  # with two classes scikit-learn has only the difference of the logits
@@ -288,6 +294,7 @@ def choose_strength(
     *,
     groups: Names | None = None,
     classes: Sequence[str] | None = None,
+    one_scale: bool = False,
 ) -> Choice:
     """Choose the probe's strength by its accuracy on held-out images.
 
@@ -299,6 +306,7 @@ def choose_strength(
             images per class it is :data:`USUAL_STRENGTH`.
         class_weight: As for :func:`fit_linear`.
         groups, classes: As for :func:`idmm.data.stratify.stratified_folds`.
+        one_scale: As for :func:`probe_predict`.
     """
     hits = np.zeros(len(STRENGTHS), dtype=np.int64)
     tested = 0  # images
@@ -306,15 +314,14 @@ def choose_strength(
         if val is not None:
             by = "val"
             tested = len(val[1])
-            hits += held_out_hits(train, labels, *val, class_weight)
+            hits += held_out_hits(train, labels, *val, class_weight, one_scale)
         else:
             folds = stratified_folds(labels, groups, seed, classes)
             used = 0
             while tested < ENOUGH and used < len(folds):
                 rest, held = folds[used]
-                hits += held_out_hits(
-                    train[rest], labels[rest], train[held], labels[held], class_weight
-                )
+                held_out = (train[held], labels[held])
+                hits += held_out_hits(train[rest], labels[rest], *held_out, class_weight, one_scale)
                 tested += len(held)
                 used += 1
             by = f"{used} of {len(folds)} stratified folds of train"
@@ -340,6 +347,7 @@ def fit_temperature(
     smoothing: float = 0.0,
     class_weight: str | None = None,
     groups: Names | None = None,
+    one_scale: bool = False,
 ) -> float:
     """Return the divisor of :func:`fit_linear`'s logits with the least loss on a held-out fold.
 
@@ -348,7 +356,7 @@ def fit_temperature(
 
     Args:
         features, labels: Of the training images [N, d], [N].
-        strength, class_weight: As for :func:`fit_linear`.
+        strength, class_weight, one_scale: As for :func:`fit_linear`.
         seed: Of the folds.
         smoothing: Label smoothing of the loss that the classifier will be trained by.
         groups: As for :func:`idmm.data.stratify.stratified_folds`.
@@ -361,7 +369,7 @@ def fit_temperature(
         return 1.0
     train, held = folds[0]
     weight, bias = fit_linear(
-        features[train], labels[train], int(labels.max()) + 1, strength, class_weight
+        features[train], labels[train], int(labels.max()) + 1, strength, class_weight, one_scale
     )
     present, position = np.unique(labels, return_inverse=True)
     logits = torch.from_numpy(features[held] @ weight.T + bias)[:, present]  # [M, present classes]
@@ -393,6 +401,7 @@ def readouts(
     test_groups: Names | None = None,
     classes: Sequence[str] | None = None,
     counted: bool = False,
+    one_scale: bool = False,
 ) -> dict[str, Scores]:
     """Measure frozen features by kNN and by a linear probe with the chosen strength.
 
@@ -402,6 +411,7 @@ def readouts(
         seed, val, groups, classes: As for :func:`choose_strength`.
         metric: The one that the dataset's literature reports, ``top1`` or ``mean_per_class``.
         test_groups: Name of each test image's group, [M].
+        one_scale: As for :func:`probe_predict`.
         counted: Whether hits are counted, as each of several folds needs. Then ``classes`` is
             needed.
 
@@ -420,8 +430,10 @@ def readouts(
 
     knn = readout(knn_predict(train, labels, test))
     knn["k"] = min(NEIGHBOURS, len(labels))
-    choice = choose_strength(train, labels, seed, val, groups=groups, classes=classes)
-    probe = readout(probe_predict(train, labels, test, choice.strength))
+    choice = choose_strength(
+        train, labels, seed, val, groups=groups, classes=classes, one_scale=one_scale
+    )
+    probe = readout(probe_predict(train, labels, test, choice.strength, one_scale))
     probe["strength"] = choice.strength
     probe["chosen_by"] = choice.by
     probe["accuracies"] = {f"{c:g}": accuracy for c, accuracy in choice.accuracies.items()}

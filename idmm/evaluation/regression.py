@@ -1,4 +1,4 @@
-"""Logistic regression on standardised features, by scikit-learn."""
+"""Logistic regression on scaled features, by scikit-learn."""
 
 import warnings
 from typing import Any
@@ -18,16 +18,31 @@ def fitted(
     labels: Integers,
     strength: float,
     class_weight: str | None = None,
+    one_scale: bool = False,
 ) -> Any:
-    """Return the regression on standardised features, a scikit-learn pipeline of both steps."""
+    """Return the regression on scaled features, a scikit-learn pipeline of both steps."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
 
     model = LogisticRegression(C=strength, max_iter=PROBE_STEPS, class_weight=class_weight)
     # scikit-learn suspects few images per class
     with threads(train), warnings.catch_warnings(action="ignore"):
-        return make_pipeline(StandardScaler(), model).fit(train, labels)
+        scaler = fitted_scaler(train, one_scale)
+        model.fit(scaler.transform(train), labels)
+        return make_pipeline(scaler, model)
+
+
+def fitted_scaler(train: Floats, one_scale: bool) -> Any:
+    """Return scikit-learn's scaler to mean 0 and variance 1.
+
+    With ``one_scale`` only the mean variance is 1: rare features do not get the weight of others.
+    """
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler().fit(train)
+    if one_scale:
+        scaler.scale_ = np.full_like(scaler.scale_, max(1e-9, scaler.var_.mean()) ** 0.5)
+    return scaler
 
 
 def threads(train: Floats) -> threadpool_limits:
@@ -45,15 +60,15 @@ def held_out_hits(
     held_out: Floats,
     truth: Integers,
     class_weight: str | None,
+    one_scale: bool,
 ) -> Integers:
     """Return the number of correct predictions on held-out images for each strength, [S].
 
     Each fit starts from the one before.
     """
     from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
 
-    scaler = StandardScaler().fit(train)
+    scaler = fitted_scaler(train, one_scale)
     train = scaler.transform(train)
     held_out = scaler.transform(held_out)
     if train.shape[1] > len(train):  # fits in the rows' space are the same, several times faster

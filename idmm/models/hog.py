@@ -1,7 +1,8 @@
 """Hand-made features as a backbone without weights: oriented gradients, a histogram of colours.
 
 Dalal and Triggs, "Histograms of Oriented Gradients for Human Detection", CVPR 2005, with the bins,
-cells and blocks of scikit-image's ``feature.hog``.
+cells and blocks of scikit-image's ``feature.hog``. The histogram is compared by the Hellinger
+distance: its features are square roots of shares. Gradients and histogram each have length 1.
 """
 
 import math
@@ -169,12 +170,13 @@ class Hog(Backbone):
         grey = torch.zeros_like(channels[0])
         for weight, channel in zip(self.grey_weights, channels, strict=True):
             grey = grey + weight * channel
-        groups = [normalised_blocks(oriented_cells(grey)).flatten(1)]
+        gradients = normalised_blocks(oriented_cells(grey)).flatten(1)
         if len(channels) == 3:
-            groups.append(hsv_histogram(pixels))
+            shares = hsv_histogram(pixels)
         else:
-            groups += [_shares(_bin(channel, CHANNEL_BINS), CHANNEL_BINS) for channel in channels]
-        return torch.cat(groups, dim=1)
+            each = [_shares(_bin(channel, CHANNEL_BINS), CHANNEL_BINS) for channel in channels]
+            shares = torch.cat(each, dim=1) / len(each)
+        return torch.cat([F.normalize(gradients, eps=SMALL), shares.sqrt()], dim=1)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the features, [B, in_chans, H, W] -> [B, D]."""

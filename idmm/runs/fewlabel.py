@@ -20,6 +20,7 @@ from idmm.errors import Fault, UserError
 from idmm.evaluation.baseline import largest_class
 from idmm.evaluation.evaluate import readouts
 from idmm.files import made_folder, read_json, write_json, write_text
+from idmm.models.hog import Hog
 from idmm.progress import drawing, log
 from idmm.report import charts
 from idmm.runs.probe import READOUTS, backbone_entries, build_network
@@ -193,6 +194,7 @@ def probed(
             seed=seed,
             metric=metric,
             groups=None if train.groups is None else train.groups[chosen],
+            one_scale=type(network.model) is Hog,
         )
         for name, readout in measured.items():
             record = {"run": label, "readout": name, "per_class": number, "seed": seed}

@@ -25,6 +25,7 @@ from idmm.evaluation.evaluate import (
 from idmm.evaluation.monitor import FLOORS, spread
 from idmm.models.base import Backbone
 from idmm.models.build import linear_classifiers, one_image_norms
+from idmm.models.hog import Hog
 from idmm.models.hog_conv import IMAGES, HogConv
 from idmm.models.vit_init import can_init_vit, init_vit
 from idmm.progress import log
@@ -176,7 +177,8 @@ def fit_classifier(
         is_scaled = partly_fixed.say != 0
     fitted = None
     if distributed.rank() == 0:
-        weight, bias = _fitted(features, train, config, model.num_classes, is_scaled)
+        one_scale = type(model) is Hog
+        weight, bias = _fitted(features, train, config, model.num_classes, is_scaled, one_scale)
         fitted = np.pad(weight, ((0, 0), (0, width - weight.shape[1]))), bias
     weights, biases = map(torch.from_numpy, distributed.broadcast(fitted))  # [K, d], [K]
     with torch.no_grad():
@@ -197,13 +199,21 @@ def _fitted(
     config: FinetuneConfig,
     classes: int,
     is_scaled: bool,
+    one_scale: bool,
 ) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
     """Return the weight [K, d] and bias [K] of the classifier of :func:`fit_classifier`."""
     labels = train.known_labels
     groups = train.groups
     balanced = "balanced" if config.train.class_weights == "balanced" else None
     choice = choose_strength(
-        features, labels, config.seed, None, balanced, groups=groups, classes=train.classes
+        features,
+        labels,
+        config.seed,
+        None,
+        balanced,
+        groups=groups,
+        classes=train.classes,
+        one_scale=one_scale,
     )
     temperature = 1.0
     if not is_scaled:
@@ -215,8 +225,9 @@ def _fitted(
             smoothing=config.augment.label_smoothing,
             class_weight=balanced,
             groups=groups,
+            one_scale=one_scale,
         )
-    weight, bias = fit_linear(features, labels, classes, choice.strength, balanced)
+    weight, bias = fit_linear(features, labels, classes, choice.strength, balanced, one_scale)
     weight = weight / temperature
     bias = bias / temperature
     unseen = np.isneginf(bias)

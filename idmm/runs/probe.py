@@ -10,6 +10,7 @@ from idmm.data.store import Stores
 from idmm.evaluation.baseline import largest_class, remarks
 from idmm.evaluation.evaluate import readouts
 from idmm.evaluation.network import Network
+from idmm.models.hog import Hog
 from idmm.progress import aligned, log
 from idmm.runs.images import list_run_images
 from idmm.runs.networks import try_sizes
@@ -87,6 +88,7 @@ def measure(run: Run[ProbeConfig], network: Network, images: Stores) -> dict[str
         test_groups=test.groups,
         classes=classes,
         counted=config.data.fold is not None,
+        one_scale=type(network.model) is Hog,
     )
     knn = measured["knn"]
     linear = measured["probe"]
