@@ -19,6 +19,7 @@ from idmm.data.stratify import stratified_folds
 from idmm.errors import RunError
 from idmm.evaluation import Floats, Integers, Names
 from idmm.evaluation.regression import STRENGTHS, fitted, held_out_hits, threads
+from idmm.models.build import to_faster_format
 from idmm.report.stats import group_interval, wilson_interval
 
 KNN_TEMPERATURE = 0.07  # of the neighbours' votes (Wu et al., CVPR 2018)
@@ -189,6 +190,7 @@ def outputs_in_order(
     it is [].
     """
     results = []
+    to_faster_format(model)
     with evaluating(model):
         for batch in batches:
             columns = [batch["index"], *forward(batch)]

@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -34,10 +34,12 @@ from idmm.errors import Fault, RunError, UserError
 from idmm.evaluation import Floats
 from idmm.evaluation.evaluate import outputs_in_order
 from idmm.models.base import Backbone
+from idmm.models.build import to_faster_format
 from idmm.models.weights import Checkpoint, build_saved
 from idmm.progress import counting, duration, log
 from idmm.text import counted
 from idmm.training.device import enough_memory, pick_device
+from idmm.training.precision import TIMED, autocast, inference_precision
 
 Forward = Callable[[Any, Tensor], Tensor]  # (model, images [B, C, S, S]) -> [B, k]
 
@@ -86,6 +88,7 @@ class Network:
     label: str  # that messages begin with
     scale: ValueRange = AUTO  # of images deeper than 8 bits. AUTO: the run had none
     bands: Bands | None = None  # the channels of files that it uses. None: pictures
+    precision: str = "fp32"  # or bf16
 
     @classmethod
     def from_checkpoint(
@@ -138,6 +141,24 @@ class Network:
             bands,
         )
 
+    def in_precision(self, requested: str) -> "Network":
+        """Return the network in fp32, bf16, or the faster one ('auto').
+
+        Raises:
+            UserError: ``requested`` is none of these.
+            RunError: Memory ran out while both were timed.
+        """
+        to_faster_format(self.model)
+        count = min(TIMED, self.batch_size)
+        images = torch.zeros(count, len(self.mean), self.size, self.size, device=self.device)
+        with self.enough_memory():
+            precision = inference_precision(requested, self.model, images, self.device)
+        return replace(self, precision=precision)
+
+    def autocast(self) -> torch.autocast:
+        """Return the context of a forward pass."""
+        return autocast(self.device, self.precision)
+
     def outputs(self, batches: Iterable[Batch], forward: Forward = pooled) -> Floats:
         """Return the outputs of ``forward`` for all images in order, float32 [N, k].
 
@@ -147,7 +168,7 @@ class Network:
         """
         with self.enough_memory():
             outputs = extract_features(
-                self.model, batches, self.device, contextlib.nullcontext, forward, True
+                self.model, batches, self.device, self.autocast, forward, True
             ).numpy()
         if not np.isfinite(outputs).all():
             raise UserError(

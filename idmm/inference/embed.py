@@ -23,7 +23,11 @@ def embed(config: EmbedConfig) -> str:
     from idmm.evaluation.predictor import features_of, load_backbone_network
 
     network = load_backbone_network(
-        config.init, device=config.device, batch_size=config.batch_size, field="init"
+        config.init,
+        device=config.device,
+        batch_size=config.batch_size,
+        precision=config.precision,
+        field="init",
     )
     embedding = features_of(network, images, on_error="skip")
     report_unreadable(embedding.unreadable, len(images))

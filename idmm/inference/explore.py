@@ -98,6 +98,7 @@ def _features(run: Path, stores: Stores, config: ExploreConfig) -> Floats:
     saved = read_checkpoint(run)
     network = Network.from_checkpoint(saved, 0, config.device, config.batch_size)
     network = replace(network, crop_pct=1.0)  # whole images
+    network = network.in_precision(config.precision)
     features = []
     for part, store in stores.items():
         features.append(network.split_features(store, None, part))

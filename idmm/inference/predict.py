@@ -47,7 +47,11 @@ def predict(config: PredictConfig) -> str | None:
     from idmm.evaluation.predictor import BATCH, PredictionList, load_classifier
 
     classifier = load_classifier(
-        config.init, device=config.device, batch_size=config.batch_size or BATCH, field="init"
+        config.init,
+        device=config.device,
+        batch_size=config.batch_size or BATCH,
+        precision=config.precision,
+        field="init",
     )
     predictions = classifier.predict(images, config.top_k, on_error="skip")
     assert isinstance(predictions, PredictionList)  # images is a list

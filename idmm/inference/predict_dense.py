@@ -1,7 +1,6 @@
 """Boxes or masks on image files by a run of ``idmm detect`` or ``idmm segment``.
 
-They are of the files' size. Images are prepared as in the run's own evaluation. The network runs in
-fp32.
+They are of the files' size. Images are prepared as in the run's own evaluation.
 """
 
 import os
@@ -57,7 +56,7 @@ def predict_dense(config: PredictConfig, out: Path, paths: list[str]) -> str:
     if saved.extra["short_side"] is not None:  # the shapes differ
         batch_size = 1
     size: Any = saved.size  # one number: a square's side
-    network = Network.around(saved, model, size, device, batch_size)
+    network = Network.around(saved, model, size, device, batch_size).in_precision(config.precision)
     files = _Files(network, saved.extra, paths)
     with filling(out) as folder, network.enough_memory():
         if isinstance(model, Segmenter):
@@ -93,7 +92,8 @@ class _Files:
         network = self.network
         batches = network.file_batches(self.paths, self.paths, self.unreadable, self._prepare)
         for batch in counting(batches, len(self.paths), "predicting"):
-            outputs = model(batch["images"].to(network.device))
+            with network.autocast():
+                outputs = model(batch["images"].to(network.device))
             numbers = batch["index"].tolist()
             for number, output in zip(numbers, outputs, strict=True):
                 name = self.names[number]

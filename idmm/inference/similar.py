@@ -48,7 +48,11 @@ def similar(config: SimilarConfig) -> None:
     from idmm.evaluation.predictor import features_of, load_backbone_network
 
     network = load_backbone_network(
-        config.init, device=config.device, batch_size=config.batch_size, field="init"
+        config.init,
+        device=config.device,
+        batch_size=config.batch_size,
+        precision=config.precision,
+        field="init",
     )
     query = features_of(network, [config.query], on_error="skip")
     if query.unreadable:

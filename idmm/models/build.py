@@ -261,12 +261,18 @@ def model_name(model: nn.Module) -> str:
 
 
 def prefers_channels_last(model: nn.Module) -> bool:
-    """Return whether a model trains faster in channels-last format: max pooling or batch norm.
+    """Return whether a model is faster in channels-last format: max pooling or batch norm.
 
     Measured on one x86 core (benchmarks/backbone_speed.py). Models of attention only have the same
     speed in both.
     """
     return any(isinstance(module, (nn.MaxPool2d, nn.BatchNorm2d)) for module in model.modules())
+
+
+def to_faster_format(model: nn.Module) -> None:
+    """Put a model's weights into the memory format in which it is faster."""
+    if prefers_channels_last(model):
+        model.to(memory_format=torch.channels_last)
 
 
 @contextlib.contextmanager

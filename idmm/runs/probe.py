@@ -52,7 +52,7 @@ def build_network(run: Run[ProbeConfig], label: str) -> Network:
     report = spec.load(model)
     if report is not None:
         log.info("%s", report)
-    return Network(
+    network = Network(
         model.eval().to(device),
         config.size,
         config.crop_pct,
@@ -62,6 +62,7 @@ def build_network(run: Run[ProbeConfig], label: str) -> Network:
         config.batch_size,
         label,
     )
+    return network.in_precision(config.precision)
 
 
 def backbone_entries(run: Run[ProbeConfig]) -> dict[str, Any]:
@@ -97,7 +98,11 @@ def measure(run: Run[ProbeConfig], network: Network, images: Stores) -> dict[str
         if name in linear:
             result[name] = linear[name]
     result |= {"largest_class": largest_class(test.known_labels), **backbone_entries(run)}
-    result |= {"precision": "fp32", "crop_pct": config.crop_pct, "dataset": config.data.name}
+    result |= {
+        "precision": network.precision,
+        "crop_pct": config.crop_pct,
+        "dataset": config.data.name,
+    }
     result["num_classes"] = len(classes)
     for part, store in images.parts.items():
         result[f"{part}_size"] = len(store)

@@ -1,15 +1,19 @@
-"""The choice of the precision before the first step of a run."""
+"""The choice of the precision: before the first step of a run, and of a network in use."""
 
 import copy
 import time
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from idmm import distributed
 from idmm.batch import Batch, BatchFn
 from idmm.data.loaders import on_device, one_thread
+from idmm.errors import UserError
 from idmm.methods.base import Method
 from idmm.progress import log
 from idmm.seeding import seeded
@@ -43,12 +47,9 @@ def choose_precision(
     """
     if requested != "auto":
         return requested
-    if device == "cuda":
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return "bf16"
-        return "fp16"
-    if device == "mps":
-        return "fp32"
+    known = _known_precision(device)
+    if known is not None:
+        return known
     log.info(
         "train.precision auto: two steps of fp32 and of bf16 are timed. "
         "--train.precision fp32 saves the wait"
@@ -57,7 +58,8 @@ def choose_precision(
         views = transform(0, images[:1]).get("views", [])
         crops = sum(part.shape[1] for part in views) or 1
         batch = transform(0, images[: min(TIMED, max(1, CROPS // crops))])
-    seconds = time_precisions(method, batch, device)
+    copied = copy.deepcopy(method).to(device).train()
+    seconds = _time_precisions(partial(_timed_step, copied, batch, device))
     fastest: str = distributed.broadcast(min(seconds, key=lambda name: seconds[name]))
     log.info(
         "train.precision auto: %s (%d images take %.3g s in fp32, %.3g in bf16)",
@@ -69,26 +71,89 @@ def choose_precision(
     return fastest
 
 
-def time_precisions(method: Method, batch: Batch, device: Device) -> dict[str, float]:
-    """Return the seconds of a forward and backward pass in fp32 and in bf16 on a copy.
+def inference_precision(
+    requested: str,
+    model: nn.Module,
+    images: Tensor,
+    device: Device,
+) -> str:
+    """Resolve the precision of a network in use: as requested, or for 'auto' the faster one.
+
+    It is bf16 on GPUs that have it, and fp32 on other GPUs and on Apple's. On CPUs both are timed.
+
+    Args:
+        requested: fp32, bf16 or auto.
+        model: In evaluation mode, on the device.
+        images: To be timed on, [B, C, H, W].
+        device: cuda, mps or cpu.
+
+    Raises:
+        UserError: ``requested`` is none of these.
+    """
+    if requested not in ("fp32", "bf16", "auto"):
+        raise UserError.of("precision", f"got '{requested}', expected fp32, bf16 or auto")
+    if requested != "auto":
+        return requested
+    known = _known_precision(device)
+    if known == "fp16":  # weights that were trained in another precision may overflow
+        return "fp32"
+    if known is not None:
+        return known
+    seconds = _time_precisions(partial(_timed_forward, model, images, device))
+    faster = min(seconds, key=lambda name: seconds[name])
+    log.info(
+        "precision auto: %s (%d images take %.3g s in fp32, %.3g in bf16)",
+        faster,
+        len(images),
+        seconds["fp32"],
+        seconds["bf16"],
+    )
+    return faster
+
+
+def autocast(device: Device, precision: str) -> torch.autocast:
+    """Return the context of a forward pass in fp32 or bf16."""
+    kind = torch.device(device).type
+    return torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16")
+
+
+def _known_precision(device: Device) -> str | None:
+    """Return the fastest precision of a device. None: it is to be timed."""
+    if device == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16"
+        return "fp16"
+    if device == "mps":
+        return "fp32"
+    return None
+
+
+def _time_precisions(step: Callable[[str], float]) -> dict[str, float]:
+    """Return the seconds of a step in fp32 and in bf16.
 
     They are those of the faster of two steps, which take turns.
     """
-    copied = copy.deepcopy(method).to(device).train()
     seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
     for _ in range(STEPS):
         for precision, times in seconds.items():
-            times.append(_timed_step(copied, batch, device, precision))
+            times.append(step(precision))
     return {precision: min(times) for precision, times in seconds.items()}
+
+
+@torch.no_grad()
+def _timed_forward(model: nn.Module, images: Tensor, device: Device, precision: str) -> float:
+    """Return the seconds of a forward pass."""
+    started_at = time.monotonic()
+    with autocast(device, precision):
+        model(images)
+    return time.monotonic() - started_at
 
 
 def _timed_step(method: Method, batch: Batch, device: Device, precision: str) -> float:
     """Return the seconds of a forward and a backward pass."""
     started_at = time.monotonic()
     batch = on_device(batch, device)
-    is_bf16 = precision == "bf16"
-    kind = torch.device(device).type
-    with seeded(0), torch.autocast(kind, torch.bfloat16, enabled=is_bf16):
+    with seeded(0), autocast(device, precision):
         loss = method(batch, 0, 0)["loss"]
     loss.backward()
     float(loss.detach())  # waits for the device
