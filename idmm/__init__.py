@@ -2,6 +2,8 @@
 
     # to a classifier, in a given time
     idmm.train({"data": {"root": "DIR"}, "minutes": 20, "out": "runs/x"})
+    # which images to label next
+    idmm.suggest({"data": {"root": "DIR"}, "count": 50, "out": "labels/1"})
     idmm.pretrain({"data": {"root": "DIR"}, "out": "runs/a"})  # from images
     idmm.finetune({"init": "runs/a", "data": {"root": "DIR"}, "out": "runs/b"})  # from labels
     # boxes, in COCO's format
@@ -29,6 +31,7 @@ from typing import Any
 
 _FUNCTIONS = {
     "train": "idmm.auto.train",
+    "suggest": "idmm.inference.suggest",
     "pretrain": "idmm.runs.commands",
     "finetune": "idmm.runs.commands",
     "detect": "idmm.runs.commands",

@@ -39,6 +39,12 @@ def _train(config: keys.TrainCommand, started_at: float) -> Outcome:
     return train(config, started_at)
 
 
+def _suggest(config: keys.SuggestConfig) -> None:
+    from idmm.inference.suggest import suggest
+
+    suggest(config)
+
+
 def _pretrain(config: PretrainConfig, started_at: float) -> Outcome:
     from idmm.runs.commands import pretrain
 
@@ -190,6 +196,7 @@ COMMANDS = {
     "transfer status": Command(StatusConfig, status, {"out": "OUT"}),
     "probe": Command(keys.ProbeConfig, _probe, FOLDER),
     "fewlabel": Command(keys.FewLabelConfig, _fewlabel, FOLDER),
+    "suggest": Command(keys.SuggestConfig, _suggest, {"data.root": "DIR"}),
     "predict": Command(keys.PredictConfig, _predict, IMAGES),
     "embed": Command(keys.EmbedConfig, _embed, IMAGES),
     "similar": Command(keys.SimilarConfig, _similar, {"query": "QUERY", **IMAGES}),

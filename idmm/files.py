@@ -172,7 +172,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file by column name. UserError: it is damaged."""
     with (
         reading(path, WITHOUT),
-        open(path, encoding="utf-8", errors="surrogateescape", newline="") as file,
+        open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file,
     ):
         rows = list(csv.DictReader(file))
         if any(None in row or None in row.values() for row in rows):

@@ -559,6 +559,7 @@ def test_no_temporary_folder(monkeypatch, capsys):
 def test_front_door_knows_its_names():
     calls = {
         "train",
+        "suggest",
         "pretrain",
         "finetune",
         "detect",

@@ -74,9 +74,11 @@ def test_recipes_go_by_their_names_in_an_installed_package(installed, tmp_path):
 
 
 API = """
+import os
 import sys
 import numpy as np
 import torch
+from PIL import Image
 import idmm
 
 folder = sys.argv[1]
@@ -117,6 +119,11 @@ assert (spec.num_classes, spec.train_size, spec.test_size) == (102, 2040, 6149)
 train = {"data": digits, "model": model, "minutes": 0.1, "out": f"{folder}/x"}
 result = idmm.train(train)["result"]
 assert result["test_size"] == 360
+os.mkdir(f"{folder}/images")
+for i, image in enumerate(images + np.arange(3, dtype=np.uint8)[:, None, None]):
+    Image.fromarray(image).save(f"{folder}/images/{i}.png")
+labels = {"data": {"root": f"{folder}/images"}, "count": 2, "out": f"{folder}/labels"}
+assert len(idmm.suggest(labels)["to_label"]) == 2
 print(idmm.__file__)
 """
 

@@ -162,6 +162,28 @@ class TrainCommand(Common):
 
 
 @section
+class SuggestConfig(Inference):
+    """Choose the images to label next: lists for --data.labels to fill in, with sheets of the
+    pictures."""
+
+    ONE_OF: ClassVar = ("data.root",)
+
+    out: str = REQUIRED
+    """New folder for to_label.csv, test.csv, labels.csv (the labels so far) and sheets. Pass it to
+    --data.labels."""
+    count: Count = 50
+    """Images to label next."""
+    test: NonNegativeInt = 0
+    """Random images to set aside first, to label and to test on."""
+    init: str | None = None
+    """A run folder, a weights file with its JSON, or timm:NAME, whose features are compared.
+    Default: hand-made ones."""
+    seed: NonNegativeInt = 0
+    """Seed of the features, of the clusters and of the images to test on."""
+    data: TrainData = field(default_factory=TrainData)
+
+
+@section
 class DemoConfig:
     """Run idmm train on scikit-learn's digits with 5 labels per class, and compare with baselines.
     These are training from scratch and hand-made features. Exits with 1 if the mean gain over the

@@ -70,7 +70,8 @@ def list_images(
     splits = _read(data, labelled, unlabelled, least_classes)
     splits = narrowed(splits, data, labelled, least_classes is None)
     splits = divided(splits, data, labelled, labelled and evaluated)
-    splits = replace(splits, train=drawn(splits.train, data, labelled))
+    train = drawn(splits.train, data, labelled and least_classes is None)
+    splits = replace(splits, train=train)
     if joined:
         return with_unlabelled(splits)
     return splits

@@ -27,7 +27,7 @@ class Fold(NamedTuple):
     held_out: Labels
 
 
-def _units(labels: Labels, groups: Groups | None) -> Labels:
+def units_of(labels: Labels, groups: Groups | None) -> Labels:
     """Return the number of each image's group, int64 [N]. Without groups each image is its own."""
     if groups is None:
         return np.arange(len(labels))
@@ -39,7 +39,7 @@ def units_per_class(labels: Labels, groups: Groups | None, classes: int = 0) -> 
 
     Without groups it is the number of images.
     """
-    pairs = np.unique([labels, _units(labels, groups)], axis=1)
+    pairs = np.unique([labels, units_of(labels, groups)], axis=1)
     return np.bincount(pairs[0], minlength=classes)
 
 
@@ -74,7 +74,7 @@ def stratified_folds(
         Folds that can be estimated on. Training images are of two classes at least. Without any
         fold it is [].
     """
-    units = _units(labels, groups)
+    units = units_of(labels, groups)
     counts = units_per_class(labels, groups)
     number = min(FOLDS, *sorted(counts.tolist())[-2:])
     if number < 2 or len(counts) < 2:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig
-from idmm.config.commands import ProbeConfig, TrainCommand
+from idmm.config.commands import ProbeConfig, SuggestConfig, TrainCommand
 from idmm.config.dense import DENSE_LIBRARIES
 from idmm.data.formats import PICTURE_CHANNELS
 from idmm.data.registry import check_folder, resolve_name
@@ -160,7 +160,7 @@ def _check_out(config: AnyConfig) -> None:
             )
 
 
-def check_out_of_images(config: AnyConfig | TrainCommand) -> None:
+def check_out_of_images(config: AnyConfig | TrainCommand | SuggestConfig) -> None:
     """Raise UserError if a new ``out`` lies among images: a later run would read its pictures.
 
     A run that began there before may be resumed.
