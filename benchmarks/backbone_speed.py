@@ -1,6 +1,7 @@
-"""Training speed of small backbones at small images (benchmarks/results/speed.md), side by side.
+"""Speed of backbones (benchmarks/results/speed.md), side by side: training of small ones.
 
     python benchmarks/backbone_speed.py --out speed.json
+    python benchmarks/backbone_speed.py --in_use photos drawings --rounds 12 --out in_use.json
 
 Each round times one forward and backward pass of each model, with a linear classifier, in an order
 that turns. The table has the median over rounds: images per second with one plane per channel, and
@@ -10,9 +11,15 @@ thread, so that other programs on the machine matter less. A model that has used
 skips the rest after three rounds. Images are random: their content costs no time. 'map' is what an
 image becomes, [h, w] of tokens or of the last feature map. The small ViT is that of
 configs/digits/pretrain.yaml.
+
+With ``--in_use`` it is the speed of ``--init imagenet`` at its own size on a folder of images, as
+``idmm predict`` runs it, against the same network with one plane per channel. Each round has a
+batch of its own. Classes that change are counted over all batches.
 """
 
 import argparse
+import copy
+import random
 import statistics
 from pathlib import Path
 
@@ -21,7 +28,12 @@ import torch.nn.functional as F
 import yaml
 from side_by_side import head, now, ratios, row, turns, where, write
 
+from idmm.config.commands import UseConfig
+from idmm.data.folder import images_at
+from idmm.evaluation.network import Network
 from idmm.models import create_backbone, feature_width, token_grid
+from idmm.models.weights import read_checkpoint
+from idmm.training.precision import autocast
 
 DIGITS = Path(__file__).parents[1] / "configs/digits/pretrain.yaml"
 MODELS = {  # label: timm's name and kwargs
@@ -99,6 +111,37 @@ def measure(size: int, args: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def in_use(args: argparse.Namespace) -> list[dict]:
+    """Rows of the table of a network in use, of which the first is the one compared with."""
+    batch = UseConfig.batch_size
+    plain = Network.from_checkpoint(read_checkpoint("imagenet"), 1000, "cpu", batch)
+    files = images_at(args.in_use, "images")
+    random.Random(0).shuffle(files)
+    files = files[: batch * args.rounds]
+    batches = list(plain.file_batches(files, files, {}))
+    planes = copy.deepcopy(plain.model)
+    last = plain.in_precision("fp32").model
+    ways = {"planes, fp32": (planes, "fp32"), "fp32": (last, "fp32"), "bf16": (last, "bf16")}
+    seconds = {way: [] for way in ways}
+    classes = {way: [] for way in ways}
+    for number, way in turns(list(ways), len(batches)):
+        model, precision = ways[way]
+        start = now("cpu")
+        with torch.no_grad(), autocast("cpu", precision):
+            logits = model(batches[number]["images"])  # [B, 1000]
+        seconds[way].append(now("cpu") - start)
+        classes[way].append(logits.argmax(1))
+    first, *_ = ways
+    truth = torch.cat(classes[first])
+    rows = []
+    for way in ways:
+        changed = int((torch.cat(classes[way]) != truth).sum())
+        row = {"way": way, "times_as_fast": ratios(seconds[first], seconds[way])}
+        row |= {"changed": changed, "images": len(truth), "rounds": len(batches)}
+        rows.append(row | {"images_per_s": batch / statistics.median(seconds[way])})
+    return rows
+
+
 def main() -> None:
     """Print a table for each size and write the JSON."""
     parser = argparse.ArgumentParser(
@@ -116,10 +159,18 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--in_use", nargs="+", help="folders of images")
     parser.add_argument("--out", type=Path, help="a JSON file of all rows")
     args = parser.parse_args()
     torch.set_num_threads(1)
     what = where(args.device, threads=1)
+    if args.in_use:
+        print(head("lite0, 224 px", "times as fast", "classes that change"))
+        rows = in_use(args)
+        for one in rows:
+            print(row(one["way"], one["times_as_fast"], f"{one['changed']} of {one['images']}"))
+        write(args.out, where=what, rows=rows)
+        return
     print(f"batch {args.batch}, {'bf16' if args.bf16 else 'fp32'}, {what}")
     rows = []
     for size in args.sizes:

@@ -243,6 +243,10 @@ def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
         assert one["bbox"] == pytest.approx(other["bbox"], abs=0.01)
         assert one["score"] == pytest.approx(other["score"], abs=1e-4)
         assert one["segmentation"]["size"]
+    call_ok([*argv, 0, "--precision", "bf16", "--out", tmp_path / "half"])
+    half = read(tmp_path / "half/predictions.json")["annotations"][0]
+    assert half["score"] == pytest.approx(written["annotations"][0]["score"], abs=0.02)
+    assert half["score"] != written["annotations"][0]["score"]
     call_ok([*argv, 1, "--out", tmp_path / "none"])
     assert "no box has a score of 1 or more" in capsys.readouterr().err
 
@@ -256,6 +260,10 @@ def test_masks_on_any_files(whole, trees, tmp_path):
         assert mask.mode == "L"
         assert (np.asarray(mask) == expected).all()
     assert not (tmp_path / "predictions.json").exists()
+    half = ["--precision", "bf16", "--out", tmp_path / "half"]
+    call_ok(["predict", "--init", whole / "segment", images, *half])
+    masks = [np.asarray(Image.open(tmp_path / folder / name)) for folder in ("masks", "half/masks")]
+    assert (masks[0] == masks[1]).mean() > 0.9
 
 
 def test_predictions_are_of_the_upright_image(whole, trees, tmp_path):

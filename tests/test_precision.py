@@ -10,6 +10,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import idmm
 from idmm.errors import UserError
+from idmm.evaluation.network import extract_features
+from idmm.models import create_backbone
 from idmm.training import precision
 
 NETS = {
@@ -88,6 +90,13 @@ def test_each_command_has_its_format_and_precision(name, runs, images, passes, t
             assert passes == {(last, bool(flags))}, (net, flags)
             if name == "probe":
                 assert read(out / "result.json")["precision"] == (flags or ["fp32"])[-1]
+
+
+def test_evaluations_in_training_have_the_format(passes):
+    model = create_backbone("resnet10t", 32, channels=[8, 8, 16, 16])
+    batch = {"images": torch.rand(2, 3, 32, 32), "index": torch.arange(2)}
+    extract_features(model, [batch], "cpu")
+    assert passes == {(True, False)}
 
 
 @pytest.mark.parametrize("faster", ["fp32", "bf16"])
