@@ -353,20 +353,21 @@ def weights_file(path: AnyPath, field: str = "", stem: str = "backbone") -> Path
     Raises:
         UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint.
     """
-    path = expand_home(path)
-    if fault := _missing_weights(path, field, stem):
+    file = expand_home(path)
+    has_public_name = is_public(path)
+    if fault := _missing_weights(file, field, stem, has_public_name):
         raise UserError(fault)
-    if path.is_dir() and not is_public(path):
-        return path / f"{stem}.safetensors"
-    return path
+    if file.is_dir() and not has_public_name:
+        return file / f"{stem}.safetensors"
+    return file
 
 
-def _missing_weights(path: Path, field: str, stem: str) -> Fault | None:
+def _missing_weights(path: Path, field: str, stem: str, has_public_name: bool) -> Fault | None:
     """Return why there are no such weights, if so."""
     fault = functools.partial(weights_fault, path, field)
     command = f"idmm finetune --config fast --init {path} --data.root DIR --out NEW"
     fine_tune = f"Fine-tune it on labelled images first: {command}"
-    if is_public(path):
+    if has_public_name:
         if stem == "model":
             return fault("has no classifier of your classes", fine_tune)
         return None
@@ -404,8 +405,9 @@ def weights_fault(source: AnyPath, field: str, text: str, hint: str = "") -> Fau
 
 def is_public(init: AnyPath | None) -> bool:
     """Return whether ``init`` names public weights: a source, or ``imagenet`` if it is no path."""
-    text = str(init)
-    return text.startswith(("timm:", "package:")) or (text == IMAGENET and not os.path.exists(text))
+    if init == IMAGENET:  # which ./imagenet is not
+        return not os.path.exists(init)
+    return str(init).startswith(("timm:", "package:"))
 
 
 def saved_info(path: AnyPath, stem: str = "backbone") -> Json:
@@ -415,12 +417,12 @@ def saved_info(path: AnyPath, stem: str = "backbone") -> Json:
         UserError: It is damaged.
     """
     try:
-        path = weights_file(path, stem=stem).with_suffix(".json")
+        file = weights_file(path, stem=stem).with_suffix(".json")
     except UserError:  # of which the commands report
         return {}
-    if is_public(path) or not path.is_file():
+    if is_public(path) or not file.is_file():
         return {}
-    info = read_json(path, "Fetch the file again, or repeat the command of its run in a new folder")
+    info = read_json(file, "Fetch the file again, or repeat the command of its run in a new folder")
     if isinstance(info.get("kwargs"), dict):
         return info
     return {}

@@ -264,8 +264,9 @@ def test_a_damaged_package(refusal, tmp_path, monkeypatch):
     assert line.startswith(f"init: 'imagenet' is another file here ('{tmp_path}/damaged.pth')")
 
 
-def test_a_path_named_imagenet_wins(tuned, tmp_path, monkeypatch):
+def test_a_path_named_imagenet_wins(tuned, refusal, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    assert "does not exist, expected a run folder" in refusal("./imagenet")
     (tmp_path / "imagenet").symlink_to(tuned)
     call_ok(["finetune", *tiny("c", "imagenet")])
     assert config(tmp_path / "c")["init"] == "imagenet"

@@ -30,7 +30,7 @@ def export(config: ExportConfig) -> str:
     libraries = NEEDED if is_onnx else ()
     checked(
         lambda: output_path(config.out, endings),
-        lambda: weights_file(run, "init"),
+        lambda: weights_file(config.init, "init"),
         lambda: needed("format: onnx", libraries, "export"),
     )
     out = Path(config.out)

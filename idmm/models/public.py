@@ -98,9 +98,10 @@ def public_weights(text: str, field: str = "") -> PublicWeights:
 def _packaged_file() -> Path | None:
     """Return the file of the package, None if it is not installed."""
     try:
-        return Path(str(distribution(PACKAGE).locate_file(FILE)))
+        file = Path(str(distribution(PACKAGE).locate_file(FILE)))
     except PackageNotFoundError:
         return None
+    return file if file.is_file() else None
 
 
 def _hub_file(name: str, text: str, field: str) -> Path:

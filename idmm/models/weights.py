@@ -206,16 +206,16 @@ def read_checkpoint(path: AnyPath, field: str = "", stem: str = "backbone") -> C
         UserError: Nothing there, no such weights in the folder, or a file that is no checkpoint.
             See also :func:`public_weights`.
     """
-    path = weights_file(path, field, stem)
+    file = weights_file(path, field, stem)
     if is_public(path):
         return _public_checkpoint(str(path), field)
-    state = read_weights(path, field)
-    info = saved_info(path)
-    _check_preprocessing(info, path.with_suffix(".json"), field)
+    state = read_weights(file, field)
+    info = saved_info(file)
+    _check_preprocessing(info, file.with_suffix(".json"), field)
     info.pop("channels", None)  # kwargs has them
     keys = info.keys() & {"name", "kwargs", "size", *_PREPROCESSING}
     metadata = {key: info.pop(key) for key in keys}
-    return Checkpoint(state, str(path), field, **metadata, extra=info)
+    return Checkpoint(state, str(file), field, **metadata, extra=info)
 
 
 def _check_preprocessing(info: dict[str, Any], path: Path, field: str) -> None:
