@@ -174,7 +174,11 @@ def _network(config: SuggestConfig) -> Network:
     """Return the network of ``config.init``, or hand-made features that have learned nothing."""
     if config.init is not None:
         return load_backbone_network(
-            config.init, device=config.device, batch_size=config.batch_size, field="init"
+            config.init,
+            device=config.device,
+            batch_size=config.batch_size,
+            precision=config.precision,
+            field="init",
         )
     channels = config.data.channels or 3
     with seeded(derive(config.seed, "model")):

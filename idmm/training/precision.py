@@ -58,17 +58,8 @@ def choose_precision(
         views = transform(0, images[:1]).get("views", [])
         crops = sum(part.shape[1] for part in views) or 1
         batch = transform(0, images[: min(TIMED, max(1, CROPS // crops))])
-    copied = copy.deepcopy(method).to(device).train()
-    seconds = _time_precisions(partial(_timed_step, copied, batch, device))
-    fastest: str = distributed.broadcast(min(seconds, key=lambda name: seconds[name]))
-    log.info(
-        "train.precision auto: %s (%d images take %.3g s in fp32, %.3g in bf16)",
-        fastest,
-        len(batch["index"]),
-        seconds["fp32"],
-        seconds["bf16"],
-    )
-    return fastest
+    step = partial(_timed_step, copy.deepcopy(method).to(device).train(), batch, device)
+    return _faster(step, "train.precision", len(batch["index"]))
 
 
 def inference_precision(
@@ -99,16 +90,7 @@ def inference_precision(
         return "fp32"
     if known is not None:
         return known
-    seconds = _time_precisions(partial(_timed_forward, model, images, device))
-    faster = min(seconds, key=lambda name: seconds[name])
-    log.info(
-        "precision auto: %s (%d images take %.3g s in fp32, %.3g in bf16)",
-        faster,
-        len(images),
-        seconds["fp32"],
-        seconds["bf16"],
-    )
-    return faster
+    return _faster(partial(_timed_forward, model, images, device), "precision", len(images))
 
 
 def autocast(device: Device, precision: str) -> torch.autocast:
@@ -128,16 +110,30 @@ def _known_precision(device: Device) -> str | None:
     return None
 
 
-def _time_precisions(step: Callable[[str], float]) -> dict[str, float]:
-    """Return the seconds of a step in fp32 and in bf16.
+def _faster(step: Callable[[str], float], field: str, images: int) -> str:
+    """Return fp32 or bf16, by the faster of two steps each, which take turns.
 
-    They are those of the faster of two steps, which take turns.
+    All processes get the first one's choice.
+
+    Args:
+        step: Returns its seconds in a precision.
+        field: Config field for the message.
+        images: Number of images of a step.
     """
     seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
     for _ in range(STEPS):
         for precision, times in seconds.items():
             times.append(step(precision))
-    return {precision: min(times) for precision, times in seconds.items()}
+    faster: str = distributed.broadcast(min(seconds, key=lambda name: min(seconds[name])))
+    log.info(
+        "%s auto: %s (%d images take %.3g s in fp32, %.3g in bf16)",
+        field,
+        faster,
+        images,
+        min(seconds["fp32"]),
+        min(seconds["bf16"]),
+    )
+    return faster
 
 
 @torch.no_grad()
