@@ -1,6 +1,7 @@
 """Which images to label next, by the real command line, and what ``idmm train`` reads of it."""
 
 import csv
+import re
 import shutil
 
 import numpy as np
@@ -80,7 +81,8 @@ def test_rounds(plain, tmp_path, capsys):
     ]
     printed = capsys.readouterr().err
     assert "test.csv: 10 images, drawn at random, to label and to test on" in printed
-    assert f"fill in the classes, then: idmm train {plain} --data.labels {first} --out" in printed
+    command = f"idmm train {plain} --data.labels {first} --out NEW"
+    assert f"fill in the classes in {first}/to_label.csv, then: {command}" in printed
     # half of the tests and three of the four images are labelled
     fill_in(first / "to_label.csv", 3)
     fill_in(first / "test.csv", 5)
@@ -93,7 +95,7 @@ def test_rounds(plain, tmp_path, capsys):
     second = tmp_path / "2"
     more = suggested(plain, second, 3, "--data.labels", first)
     printed = capsys.readouterr().err
-    assert "with the 3 labels so far, " in printed
+    assert re.search(r"coverage: 0.\d\d with the labels so far, 0.\d\d with those", printed)
     assert "are no test images" not in printed
     assert kinds(paths)[3] in kinds(more), "the kind without a label"
     assert not {*more} & {*paths[:3], *column(tests, "path")}
@@ -114,7 +116,7 @@ def test_what_python_returns(plain, tmp_path):
     result = idmm.suggest({**keys, "out": str(tmp_path / "a")})
     assert result["to_label"] == column(read_csv(tmp_path / "a/to_label.csv"), "path")
     assert result["test"] == []
-    assert result["coverage"] is None
+    assert result["coverage"] == 0
     again = idmm.suggest({**keys, "out": str(tmp_path / "b")})
     assert again == result, "the same seed"
     other = idmm.suggest({**keys, "out": str(tmp_path / "c"), "seed": 1})
@@ -182,7 +184,7 @@ def test_one_image_per_group(tmp_path, capsys):
     labels.write_text("path,class\np0-0,a\np1-1,b\n")
     flags = (*flags, "--data.labels", labels)
     argv = ["suggest", root, "--count", 1, "--test", 7, "--out", tmp_path / "2", *flags]
-    line = "test: 7 is more than the 6 groups of which no image has a label"
+    line = "test: 7 is more than the 6 groups without a label"
     assert refused(capsys, argv)[-1] == line
     tests = ("--test", 6)
     assert {path[:2] for path in suggested(root, tmp_path / "2", 2, *tests, *flags)} == {"p0", "p1"}

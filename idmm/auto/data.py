@@ -13,7 +13,7 @@ from idmm.config import PATHS, RESUME_IGNORED, Data
 from idmm.config.commands import TrainCommand
 from idmm.data import user_lists
 from idmm.data.decoding import BadImages
-from idmm.data.fingerprint import digests
+from idmm.data.fingerprint import copies
 from idmm.data.formats import BadImage
 from idmm.data.image_store import store_split
 from idmm.data.images import image_size
@@ -64,8 +64,8 @@ def chosen_images(data: Data, out: Path, images: Listing) -> tuple[Data, Listing
                 "Give one of them",
             )
         )
-    if copies := _copies(data, out, images):
-        data = _leave_out(data, copies, out)
+    if names := _copies(data, out, images):
+        data = _leave_out(data, names, out)
         images = all_images(data)
     if images.test is None and not data.val_fraction:
         data = replace(data, val_fraction=HELD_OUT)
@@ -104,16 +104,7 @@ def _copies(data: Data, out: Path, images: Listing) -> list[str]:
         return []
     train = with_unlabelled(images).train
     labels = train.known_labels
-    held_out = set()
-    for split in images.evaluated:
-        held_out.update(digests(split))
-    contents = digests(train)
-    first: dict[bytes, int] = {}
-    for number in np.argsort(labels < 0, kind="stable").tolist():  # a copy with a label is kept
-        first.setdefault(contents[number], number)
-    is_copy = np.array(
-        [content in held_out or first[content] != i for i, content in enumerate(contents)]
-    )
+    is_copy = copies(train, images.evaluated)
     emptied = set(labels.tolist()) - {-1} - set(labels[~is_copy].tolist())
     if emptied:
         log.warning(
@@ -121,14 +112,14 @@ def _copies(data: Data, out: Path, images: Listing) -> list[str]:
             "They are used all the same",
             listed(train.class_names[label] for label in sorted(emptied)),
         )
-    copies = np.flatnonzero(is_copy & ~np.isin(labels, list(emptied)))
-    if len(copies):
+    unused = np.flatnonzero(is_copy & ~np.isin(labels, list(emptied)))
+    if len(unused):
         log.warning(
             "data: %s left out, the same as another training image or a test image (%s)",
-            counted(len(copies), "training image"),
+            counted(len(unused), "training image"),
             out / EXCLUDE,
         )
-    return train.take(copies).names
+    return train.take(unused).names
 
 
 def _is_list_needed(data: Data) -> bool:

@@ -5,9 +5,12 @@ import functools
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from idmm.config import Data
 from idmm.data.folder import PARTS, FilesMissing
@@ -34,6 +37,22 @@ def digests(split: Split) -> list[bytes]:
     """
     results = parallel_map(lambda i: _digest(split.items[i]), split.places, "reading files")
     return cast(list[bytes], list(results))  # no BadImage reaches the map
+
+
+def copies(train: Split, others: Iterable[Split]) -> NDArray[np.bool_]:
+    """Return whether each image is the same as one of ``others`` or an earlier one, [N].
+
+    Images with a label count as earlier than those without.
+    """
+    elsewhere = {content for split in others for content in digests(split)}
+    contents = digests(train)
+    first: dict[bytes, int] = {}
+    for number in np.argsort(train.known_labels < 0, kind="stable").tolist():
+        first.setdefault(contents[number], number)
+    return np.array(
+        [content in elsewhere or first[content] != i for i, content in enumerate(contents)],
+        dtype=bool,
+    )
 
 
 def _digest(item: str | Pixels) -> bytes:

@@ -15,6 +15,7 @@ from idmm.text import one_line
 
 if TYPE_CHECKING:
     from idmm.evaluation.network import Network
+    from idmm.report.sheets import Tile
 
 DRAWN = 256  # short side of the images in the picture (pixels)
 
@@ -77,19 +78,26 @@ def _check_query(query: str) -> None:
         raise UserError.of("query", f"'{query}' is no file, expected an image")
 
 
+def large_tile(network: "Network", path: str, caption: str) -> "Tile":
+    """Return the picture of a file, before the crop, with a caption and the end of its path."""
+    from idmm.data.images import composite, fitted
+    from idmm.report.sheets import Tile
+
+    pixels = composite(fitted(network.read(path).pixels, DRAWN))
+    return Tile(pixels, f"{caption}\n{'/'.join(Path(path).parts[-2:])}")
+
+
 def _draw(
     config: SimilarConfig, nearest: list[tuple[str, float]], network: "Network", note: str
 ) -> None:
-    from idmm.data.images import composite, fitted
-    from idmm.report.sheets import LARGE, Tile, caption_sheet, in_rows
+    from idmm.report.sheets import LARGE, caption_sheet, in_rows
 
     captions = {config.query: "query"}
     for path, cosine in nearest:
         captions[path] = f"cosine {cosine:.3f}"
     tiles = []
     for path, caption in captions.items():
-        pixels = composite(fitted(network.read(path).pixels, DRAWN))  # before the crop
-        tiles.append(Tile(pixels, f"{caption}\n{'/'.join(Path(path).parts[-2:])}"))
+        tiles.append(large_tile(network, path, caption))
     title = (
         f"Most similar to '{Path(config.query).name}' "
         f"by the cosine of the features of {config.init}"
