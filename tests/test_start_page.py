@@ -53,7 +53,7 @@ def test_commands(tmp_path, monkeypatch, capsys):
             printed.append(done.stdout)
     assert [argv[0] for argv in programs] == [
         *("data", "train", "report", "explore", "predict", "export"),
-        *("data", "train", "train", "report"),
+        *("data", "train", "train", "report", "suggest"),
     ]
     mistakes = (tmp_path / "runs/before/mistakes.csv").read_text()
     assert "grass/hubble1.png,grass,hubble_deep_field," in mistakes, "a planted label"
