@@ -82,6 +82,7 @@ def measure(backbone) -> dict:
     """kNN and probe accuracy of the pooled features on digits' test split (percent)."""
     from idmm import config
     from idmm.data.image_store import store_split
+    from idmm.data.images import CentreCrop
     from idmm.data.listing import list_images
     from idmm.data.loaders import centre_crops
     from idmm.evaluation import evaluate
@@ -91,8 +92,9 @@ def measure(backbone) -> dict:
     features = []
     for split in (splits.train, splits.test):
         store = store_split(split, stored_size=None, data=config.Data(name="digits"))
+        crop = CentreCrop(SIZE, 0.875)
         batches = centre_crops(
-            store, SIZE, 0.875, config.IMAGENET_MEAN, config.IMAGENET_STD, 256, workers=0
+            store, crop, config.IMAGENET_MEAN, config.IMAGENET_STD, 256, workers=0
         )
         features.append(extract_features(backbone, batches, "cpu").numpy())
     (train, test), labels, truth = features, splits.train.labels, splits.test.labels

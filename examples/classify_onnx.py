@@ -28,8 +28,6 @@ PICTURE = prepare["channels"] in ("RGB", "L")
 ORIENTATION = 0x0112  # the tag of EXIF and TIFF
 LUMA = np.array([[0.299], [0.587], [0.114]], np.float32)  # of red, green and blue in grey
 TIFF = (".tif", ".tiff")
-if prepare["crop"] != "center":
-    sys.exit(f"{sys.argv[1]}: expected a model of centre crops, got {prepare['crop']}")
 
 
 def read(path: str) -> np.ndarray:
@@ -94,15 +92,33 @@ def unit_planes(path: str) -> list[Image.Image]:
     return [Image.fromarray(plane) for plane in np.moveaxis(image, 2, 0)]
 
 
+def resized_sides(size: tuple[int, int]) -> tuple[int, int]:
+    """Return the width and height that an image of this size is resized to."""
+    if prepare["crop"] == "squash":
+        return prepare["resize"], prepare["resize"]
+    if prepare["crop"] == "border":
+        ratio = max(size) / prepare["resize"]
+        return max(1, round(size[0] / ratio)), max(1, round(size[1] / ratio))
+    shortest = min(size)
+    return int(prepare["resize"] * size[0] / shortest), int(prepare["resize"] * size[1] / shortest)
+
+
+def start(side: int, size: int) -> int:
+    """Return the first pixel of the centre of a side. It is negative if the side is padded."""
+    if side < size:
+        return -((size - side) // 2)
+    return round((side - size) / 2)
+
+
 def prepared(path: str) -> np.ndarray:
-    """Return an image as the network expects it, float32 [C, H, W]: resized, cropped,
+    """Return an image as the network expects it, float32 [C, H, W]: resized, cropped or padded,
     normalised."""
     planes = unit_planes(path)
-    (height, width), (across, down) = prepare["size"], planes[0].size
-    sides = [int(prepare["resize"] * side / min(across, down)) for side in (across, down)]
+    height, width = prepare["size"]
+    sides = resized_sides(planes[0].size)
     method = Image.Resampling[prepare["interpolation"].upper()]
-    left = round((sides[0] - width) / 2)
-    top = round((sides[1] - height) / 2)
+    left = start(sides[0], width)
+    top = start(sides[1], height)
     box = (left, top, left + width, top + height)
     # [H, W, C]
     pixels = np.dstack([np.asarray(plane.resize(sides, method).crop(box)) for plane in planes])
@@ -111,9 +127,11 @@ def prepared(path: str) -> np.ndarray:
         pixels = pixels.repeat(3, axis=2)
     if prepare["channels"] == "L" and pixels.shape[2] == 3:
         pixels = pixels @ LUMA
-    normalised = (pixels - np.array(prepare["mean"], np.float32)) / np.array(
-        prepare["std"], np.float32
-    )
+    mean = np.array(prepare["mean"], np.float32)
+    white = 65535 if planes[0].mode == "F" else 255
+    inside = np.asarray(Image.new("L", sides, 1).crop(box))[..., None]
+    pixels = np.where(inside, pixels, np.rint(mean * white) / np.float32(white))
+    normalised = (pixels - mean) / np.array(prepare["std"], np.float32)
     return normalised.transpose(2, 0, 1)
 
 

@@ -45,7 +45,7 @@ def timms(info):
     """timm's transform from a run's JSON."""
     return create_transform(
         info["size"],
-        **{k: info[k] for k in ("crop_pct", "interpolation", "mean", "std")},
+        **{k: info[k] for k in ("crop_pct", "crop_mode", "interpolation", "mean", "std")},
     )
 
 

@@ -15,7 +15,7 @@ from test_views import draw_group
 
 from idmm.config import CropGroup, Views
 from idmm.data import views
-from idmm.data.images import unit
+from idmm.data.images import CentreCrop, unit
 from idmm.data.loaders import EvalTransform
 from idmm.data.view_plan import ORDERS
 
@@ -115,9 +115,27 @@ def test_randaugment_is_left_out_for_deep_colours(tmp_path):
     assert logged(tmp_path / "run").count(line) == 1
 
 
+def test_bands_are_padded_with_their_mean():
+    store, (mean, std) = bands(5), norms(5)
+    crop = CentreCrop.of(16, 1.0, "border", mean)
+    crops = EvalTransform(store, crop, mean, std)(0, np.arange(10))["images"]
+    for result, image in zip(crops, store.images, strict=True):
+        h, w = image.shape[1:]
+        height, width = (round(16 * side / max(h, w)) for side in (h, w))
+        top, left = (16 - height) // 2, (16 - width) // 2
+        inside = torch.zeros(16, 16, dtype=torch.bool)
+        inside[top : top + height, left : left + width] = True
+        assert (result[:, ~inside].abs() < 1e-4).all()  # of 16 bits
+        planes = tv.resize(
+            unit(image), [height, width], tv.InterpolationMode.BICUBIC, antialias=True
+        )
+        expected = normalised(clip(planes), mean, std).flatten(1)
+        torch.testing.assert_close(result[:, inside], expected, atol=1e-4, rtol=0)
+
+
 def test_centre_crops_of_bands():
     store, (mean, std) = bands(5), norms(5)
-    crops = EvalTransform(store, 16, 0.875, mean, std)(0, np.arange(10))["images"]
+    crops = EvalTransform(store, CentreCrop(16, 0.875), mean, std)(0, np.arange(10))["images"]
     for i, image in enumerate(store.images):
         h, w = image.shape[1:]
         size = [18, 18 * w // h] if h <= w else [18 * h // w, 18]

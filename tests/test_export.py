@@ -355,7 +355,7 @@ def phone(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("name", ["grey", "colour"])
+@pytest.mark.parametrize("name", ["grey", "colour", "padded"])
 def test_the_example_agrees_with_predict(name, run, photos, phone, tmp_path_factory, capsys):
     """examples/classify_onnx.py on photos of phones and pictures with opacity, by classifiers of
     RGB and of grey."""
@@ -363,6 +363,9 @@ def test_the_example_agrees_with_predict(name, run, photos, phone, tmp_path_fact
     if name == "grey":
         grey = dict(data__in_chans=1, augment__crop_pct=0.7, train__epochs=4)
         run = trained(folder / "run", photos, "resnet10t", LEARNED["kwargs"], **grey)
+    if name == "padded":
+        padded = dict(augment__crop_mode="pad", augment__crop_pct=0.9, train__epochs=4)
+        run = trained(folder / "run", photos, "resnet10t", LEARNED["kwargs"], **padded)
     onnx_file = exported(folder / "m.onnx", run, "onnx")
     call_ok(["predict", "--init", run, phone, "--out", folder / "p.csv"])
     rows = read_csv(folder / "p.csv")

@@ -423,7 +423,7 @@ def test_the_check_of_images_finds_the_same(side, tmp_path, capsys):
         test={"a": 6, "b": 6, "c": 7},
     )
     for seed, path in enumerate(sorted(root.rglob("*.png"))):
-        paint(path, seed, (side, side + 9))
+        paint(path, seed, (side, side + 17))
     call(["data", "check", "--root", root, "--out", tmp_path / "c"])
     floor = read(tmp_path / "c/check.json")["floor"]
     assert floor["train_images"] == 27
@@ -434,7 +434,9 @@ def test_the_check_of_images_finds_the_same(side, tmp_path, capsys):
         "hand-made features "
     )
     assert f"{line}(the largest class every time: 36.8 %)" in capsys.readouterr().out
-    assert floor["baseline_top1"] == probed(tmp_path, "--size", 64, "--data.root", root)
+    assert floor["baseline_top1"] == probed(
+        tmp_path, "--size", 64, "--crop_mode", "auto", "--data.root", root
+    )
 
 
 def test_of_many_images_a_part_is_drawn_by_the_classes_shares(monkeypatch):

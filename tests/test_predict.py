@@ -160,7 +160,7 @@ def by_the_run(run, images):
         labelled=True,
         range=info["range"],
     )
-    transform = EvalTransform(store, info["size"], info["crop_pct"], info["mean"], info["std"])
+    transform = EvalTransform(store, crop, info["mean"], info["std"])
     pixels = transform(0, np.arange(len(store)))["images"]
     with torch.inference_mode():
         return store.names, pixels, model(pixels).softmax(1).numpy()

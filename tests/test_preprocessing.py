@@ -60,6 +60,8 @@ RUNS = {
         "model__kwargs": {},
     },
 }
+RUNS["padded"] = {**RUNS["cnn"], "augment__crop_mode": "auto"}
+RUNS["squashed"] = {**RUNS["cnn"], "augment__crop_mode": "squash", "augment__crop_pct": 1.0}
 
 
 def cut(name, count, rng):
@@ -121,7 +123,7 @@ def top1(logits, labels):
     return 100 * int((logits.argmax(1).numpy() == labels).sum()) / len(labels)
 
 
-@pytest.mark.parametrize("name", ["vit", "cnn"])
+@pytest.mark.parametrize("name", RUNS)
 def test_timm_gives_the_runs_own_predictions(name, runs, photos):
     model, info = exported(runs / name)
     images, labels = test_images(photos, info)
@@ -131,13 +133,10 @@ def test_timm_gives_the_runs_own_predictions(name, runs, photos):
     assert len(logits.argmax(1).unique()) == 3
     assert result(runs / name)["precision"] == "fp32"
 
-    store = opened(
-        photos, CentreCrop(info["size"], info["crop_pct"]), "test", keep="off", labelled=True
-    )
-    crop = (info["size"], info["crop_pct"], info["mean"], info["std"])
-    run_images = EvalTransform(store, *crop)(0, np.arange(len(store)))[
-        "images"
-    ]  # as the run saw them
+    crop = CentreCrop.of(info["size"], info["crop_pct"], info["crop_mode"], info["mean"])
+    store = opened(photos, crop, "test", keep="off", labelled=True)
+    transform = EvalTransform(store, crop, info["mean"], info["std"])
+    run_images = transform(0, np.arange(len(store)))["images"]  # as the run saw them
     assert torch.equal(images, run_images)
 
 
@@ -156,17 +155,20 @@ def test_the_snippet_without_idmm(runs, photos, capsys):
 
 
 @pytest.mark.parametrize(
-    "name, crop_pct",
+    "name, crop_pct, crop_mode",
     [
-        ("vit", 0.875),
-        ("cnn", 0.9),
+        ("vit", 0.875, "center"),
+        ("cnn", 0.9, "center"),
+        ("padded", 0.9, "border"),
+        ("squashed", 1.0, "squash"),
     ],
 )
-def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, runs):
+def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, crop_mode, runs):
     infos = [read(runs / name / f"{stem}.json") for stem in ("model", "backbone")]
     expected = {
         "size": 40,
         "crop_pct": crop_pct,
+        "crop_mode": crop_mode,
         "interpolation": "bicubic",
         "channels": 3,
     }
@@ -176,5 +178,5 @@ def test_both_files_and_the_loaded_backbone_say_the_same(name, crop_pct, runs):
     backbone = idmm.load_backbone(runs / name)
     data_config = resolve_model_data_config(backbone)
     assert data_config["input_size"] == (3, 40, 40)
-    assert data_config["crop_mode"] == "center"
+    assert data_config["crop_mode"] == crop_mode
     assert repr(create_transform(**data_config, is_training=False)) == repr(timms(infos[0]))

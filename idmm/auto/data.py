@@ -1,6 +1,5 @@
 """The images of ``idmm train``: copies left out, some held out, all decoded once and counted."""
 
-import contextlib
 import statistics
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,9 +13,7 @@ from idmm.config.commands import TrainCommand
 from idmm.data import user_lists
 from idmm.data.decoding import BadImages
 from idmm.data.fingerprint import copies
-from idmm.data.formats import BadImage
-from idmm.data.image_store import store_split
-from idmm.data.images import image_size
+from idmm.data.image_store import sampled_sizes, store_split
 from idmm.data.list_file import decoded
 from idmm.data.listing import divided, drawn, list_images
 from idmm.data.split import Listing, Split, names_of, with_unlabelled
@@ -199,10 +196,7 @@ def count(listing: Listing, foreign: bool) -> Counts:
     labelled = labelled_images(train)
     labels = labelled.known_labels
     present = set(labels.tolist())
-    sides = []
-    for item in train.sample():
-        with contextlib.suppress(BadImage):  # which the first step names
-            sides.append(min(image_size(item)))
+    sides = [min(size) for size in sampled_sizes(train)]
     folds = stratified_folds(labels, labelled.groups)
     side = int(statistics.median(sides or [0]))
     divisible = bool(folds) and set(labels[folds[0].train].tolist()) == present

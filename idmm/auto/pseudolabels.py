@@ -11,6 +11,7 @@ from torch import Tensor
 
 from idmm.auto.plan import FEATURES, HOG_CONV, PSEUDOLABELS, Classifier, Plan, PseudoLabels
 from idmm.config.commands import TrainCommand
+from idmm.data.image_store import choose_crop_mode
 from idmm.data.split import Listing, Split
 from idmm.data.user_lists import class_rows
 from idmm.evaluation import Floats, Integers, baseline
@@ -82,6 +83,7 @@ class JoinedFeatures:
             UserError: None of the images can be read.
             RunError: Memory ran out.
         """
+        self.network = replace(self.network, crop_mode=choose_crop_mode(train))
         some = train.take(numpy_rng(self.seed, "features").permutation(len(train))[:IMAGES])
         unreadable: dict[str, str] = {}
         batches = list(self.network.file_batches(some.items, some.places, unreadable))
@@ -133,6 +135,7 @@ class JoinedFeatures:
             std=saved.std,
             size=self.network.size,
             crop_pct=1.0,
+            crop_mode=self.network.crop_mode,
             extra=extra,
         )
 

@@ -32,6 +32,8 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Side = Annotated[int, Field(ge=8)]  # of an image (pixels)
+CropMode = Literal["crop", "pad", "squash", "auto"]
+CROP_MODES = {"crop": "center", "pad": "border", "squash": "squash"}  # and their names in timm
 Device = Literal["auto", "cpu", "cuda", "mps"]
 # Default of a key that must be given. It is checked after the types, so that --print_config works
 # without the key.

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, P
 from idmm.config.base import (
     REQUIRED,
     Count,
+    CropMode,
     Device,
     Fraction,
     Probability,
@@ -44,6 +45,9 @@ class FeatureConfig(Inference):
     weights."""
     size: Side | None = None
     """Image side (pixels). Default: the size that the model was last trained at, else timm's."""
+    crop_mode: CropMode = "crop"
+    """Images: 'crop' their centre, 'pad' them with a border, or 'squash' them to a square. 'auto':
+    by the shapes of the training images."""
     crop_pct: Fraction = 0.875
     """Share of an image's side that its centre crop keeps. The short side is first resized to size
     / crop_pct."""

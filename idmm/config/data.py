@@ -16,7 +16,17 @@ from pydantic import (
     model_validator,
 )
 
-from idmm.config.base import PAIR, Count, FieldErrors, Fraction, Probability, Side, rising, section
+from idmm.config.base import (
+    PAIR,
+    Count,
+    CropMode,
+    FieldErrors,
+    Fraction,
+    Probability,
+    Side,
+    rising,
+    section,
+)
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -284,6 +294,9 @@ class Augment:
     pixel."""
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     """Share of the target that is spread over the classes."""
+    crop_mode: CropMode = "crop"
+    """Test images: 'crop' their centre, 'pad' them with a border, or 'squash' them to a square.
+    'auto': by the shapes of the training images."""
     crop_pct: Fraction = 0.875
     """Share of a test image's side that its centre crop keeps. The short side is first resized to
     size / crop_pct."""

@@ -125,6 +125,7 @@ class DetectAugment(DenseAugment):
 class DenseConfig(Common):
     """Keys of detection and of semantic segmentation."""
 
+    crop_mode: ClassVar = "crop"
     crop_pct: ClassVar = 1.0  # images are put on a square, and none of them is cut off
 
     data: DenseData = field(default_factory=DenseData)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
-from idmm.config.base import Count, Device, FieldErrors, Fraction, Side, section
+from idmm.config.base import Count, CropMode, Device, FieldErrors, Fraction, Side, section
 from idmm.config.data import COLOURS, Augment, Colours, Data, Views, colours_of
 from idmm.config.methods import IDMM, MethodOptions
 from idmm.config.phases import Needs, Phase, short_side_bound
@@ -198,6 +198,7 @@ class PretrainConfig(Common):
 
     COMMAND: ClassVar = "pretrain"
 
+    crop_mode: ClassVar = "crop"
     crop_pct: ClassVar = 0.875
 
     model: Model = field(default_factory=Model)
@@ -348,6 +349,11 @@ class FinetuneConfig(Common):
     def crop_pct(self) -> float:
         """Share of the resized short side that the centre crop of evaluation covers."""
         return self.augment.crop_pct
+
+    @property
+    def crop_mode(self) -> CropMode:
+        """What is done to images that are not square, see :class:`Augment`."""
+        return self.augment.crop_mode
 
     def train_side(self, size: int) -> int:
         """Return the short side of training images to store for views of ``size`` (pixels)."""

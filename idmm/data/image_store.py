@@ -36,6 +36,9 @@ from idmm.text import counted
 
 log = logging.getLogger(__name__)
 
+# ratios of sides, see choose_crop_mode (benchmarks/results/baseline.md)
+LONG = 1.36
+VERY_LONG = 1.5
 _FORMAT = "11"  # of the cache's files and of what is done to the pixels
 
 
@@ -299,13 +302,34 @@ def _bytes_of(split: Split, reading: Reading) -> int:
     pixel_bytes = reading.channels
     if reading.bands:
         pixel_bytes *= 2
-    sample = split.sample()
     total = 0
-    for item in sample:
-        with suppress(BadImage):  # bad images take no room
-            size = images.fitted_size(*images.image_size(item), reading.stored_size)
-            total += math.prod(size) * pixel_bytes
-    return round(total * len(split) / len(sample))
+    for height, width in sampled_sizes(split):  # bad images take no room
+        total += math.prod(images.fitted_size(height, width, reading.stored_size)) * pixel_bytes
+    return round(total * len(split) / len(split.sample()))
+
+
+def sampled_sizes(split: Split) -> list[tuple[int, int]]:
+    """Return height and width (pixels) of the readable images of a split's sample."""
+    sizes = []
+    for item in split.sample():
+        with suppress(BadImage):
+            sizes.append(images.image_size(item))
+    return sizes
+
+
+def choose_crop_mode(train: Split) -> str:
+    """Return timm's crop_mode that ``augment.crop_mode`` auto means, by a sample of images.
+
+    It is squash if half of them are longer than :data:`VERY_LONG` times their short side, border if
+    a tenth of them are longer than :data:`LONG` times, else center.
+    """
+    ratios = [max(size) / min(size) for size in sampled_sizes(train)]
+    middle, long = np.quantile(ratios or [1.0], (0.5, 0.9))
+    if middle > VERY_LONG:
+        return "squash"
+    if long > LONG:
+        return "border"
+    return "center"
 
 
 def _read_index(pixels: Path) -> Index | None:

@@ -280,30 +280,57 @@ class Cut(NamedTuple):
 
 
 class CentreCrop(NamedTuple):
-    """The image for evaluation: its short side becomes size / crop_pct, its centre is cut out."""
+    """The image for evaluation: its short side becomes size / crop_pct, its centre is cut out.
+
+    With mode border the long side becomes that, and a border of ``fill`` makes the result square.
+    With squash each side becomes that.
+    """
 
     size: int  # side of the result (pixels)
-    crop_pct: float  # share of the resized short side that the result covers, in (0, 1]
+    crop_pct: float  # share of the resized side that the result covers, in (0, 1]
+    mode: str = "center"  # timm's crop_mode
+    fill: tuple[float, ...] = ()  # of a border, per channel, in [0, 1]
+
+    @classmethod
+    def of(cls, size: int, crop_pct: float, mode: str, mean: PerChannel) -> "CentreCrop":
+        """Return it with a border, if the mode has one, of the images' mean."""
+        return cls(size, crop_pct, mode, tuple(mean) if mode == "border" else ())
 
     def __call__(self, array: Pixels) -> Pixels:
         """Return the centre crop of an image, uint8 or uint16 [H, W, C] -> [size, size, C].
 
         For a picture of 8 bits it equals timm's ``create_transform(size, crop_pct=crop_pct,
-        interpolation="bicubic")`` to the last bit, before the tensor is made.
+        crop_mode=mode, mean=fill, interpolation="bicubic")`` to the last bit, before the tensor is
+        made.
         """
         cut = self.cut(*array.shape[:2])
-        whole = resized(array, *cut.sides)
-        return np.ascontiguousarray(whole[cut.rows, cut.columns])
+        part = resized(array, *cut.sides)[cut.rows, cut.columns]
+        if part.shape[:2] == (self.size, self.size):
+            return np.ascontiguousarray(part)
+        result = np.empty((self.size, self.size, array.shape[2]), array.dtype)
+        result[:] = np.rint(np.multiply(self.fill, np.iinfo(array.dtype).max))
+        top = (self.size - part.shape[0]) // 2
+        left = (self.size - part.shape[1]) // 2
+        result[top : top + part.shape[0], left : left + part.shape[1]] = part
+        return result
 
     def cut(self, height: int, width: int) -> Cut:
         """Return how an image of these sides (pixels) is resized and cut.
 
         As in timm, sides are rounded down, and margins of half a pixel to the even number.
         """
-        short = math.floor(self.size / self.crop_pct)
-        shortest = min(height, width)
-        height = int(short * height / shortest)
-        width = int(short * width / shortest)
+        side = math.floor(self.size / self.crop_pct)
+        if self.mode == "squash":
+            height = side
+            width = side
+        elif self.mode == "border":
+            ratio = max(height, width) / side
+            height = max(1, round(height / ratio))
+            width = max(1, round(width / ratio))
+        else:
+            shortest = min(height, width)
+            height = int(side * height / shortest)
+            width = int(side * width / shortest)
         return Cut(
             sides=(height, width),
             rows=_middle(height, self.size),
@@ -312,7 +339,7 @@ class CentreCrop(NamedTuple):
 
 
 def _middle(side: int, size: int) -> slice:
-    start = round((side - size) / 2)
+    start = max(0, round((side - size) / 2))
     return slice(start, start + size)
 
 

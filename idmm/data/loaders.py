@@ -170,8 +170,7 @@ class EvalTransform:
     """
 
     store: ImageStore
-    size: int
-    crop_pct: float
+    crop: CentreCrop
     mean: PerChannel
     std: PerChannel
 
@@ -186,17 +185,18 @@ class EvalTransform:
 
     def _crop(self, image: Tensor) -> Tensor:
         """Return an image [C, H, W] as its centre crop [C, size, size], which it may be already."""
-        crop = CentreCrop(self.size, self.crop_pct)
+        crop = self.crop
         if self.store.stored_size == crop:
             return image
+        if crop.mode != "center":
+            return torch.from_numpy(crop(image.permute(1, 2, 0).numpy())).permute(2, 0, 1)
         cut = crop.cut(*image.shape[1:])
         return resize(image, cut.sides)[:, cut.rows, cut.columns]
 
 
 def centre_crops(
     store: ImageStore,
-    size: int,
-    crop_pct: float,
+    crop: CentreCrop,
     mean: PerChannel,
     std: PerChannel,
     batch_size: int,
@@ -206,8 +206,8 @@ def centre_crops(
     """Yield this process's share of a split, centre-cropped. ``images``: only those numbers."""
     if images is None:
         images = np.arange(len(store))
-    crops = EvalTransform(store, size, crop_pct, mean, std)
-    batch_bytes = batch_size * len(mean) * size**2 * 4
+    crops = EvalTransform(store, crop, mean, std)
+    batch_bytes = batch_size * len(mean) * crop.size**2 * 4
     return own_batches(crops, images, batch_size, workers, batch_bytes)
 
 

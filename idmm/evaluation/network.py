@@ -88,6 +88,7 @@ class Network:
     label: str  # that messages begin with
     scale: ValueRange = AUTO  # of images deeper than 8 bits. AUTO: the run had none
     bands: Bands | None = None  # the channels of files that it uses. None: pictures
+    crop_mode: str = "center"  # timm's
     precision: str = "fp32"  # or bf16
 
     @classmethod
@@ -139,7 +140,13 @@ class Network:
             saved.source,
             saved.range,
             bands,
+            saved.crop_mode,
         )
+
+    @property
+    def crop(self) -> CentreCrop:
+        """What it sees of an image."""
+        return CentreCrop.of(self.size, self.crop_pct, self.crop_mode, self.mean)
 
     def in_precision(self, requested: str) -> "Network":
         """Return the network in fp32, bf16, or the faster one ('auto').
@@ -193,9 +200,7 @@ class Network:
         Errors as of :meth:`outputs`.
         """
         started_at = time.monotonic()
-        batches = centre_crops(
-            store, self.size, self.crop_pct, self.mean, self.std, self.batch_size, workers
-        )
+        batches = centre_crops(store, self.crop, self.mean, self.std, self.batch_size, workers)
         features = self.outputs(counting(batches, len(store), f"features of {part}"))
         log.info(
             "%s: features of %s (%s) in %s",
@@ -255,7 +260,7 @@ class Network:
                     crops = []
 
     def _centre(self, number: int, pixels: NDArray[Any]) -> Tensor:
-        crop = torch.from_numpy(CentreCrop(self.size, self.crop_pct)(pixels))
+        crop = torch.from_numpy(self.crop(pixels))
         return normalise(unit(crop.permute(2, 0, 1))[None], self.mean, self.std)[0]
 
     def read(self, image: Item) -> Decoded:

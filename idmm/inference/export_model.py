@@ -97,7 +97,7 @@ class Source:
             "channels": channels,
             "resize": math.floor(self.size / saved.crop_pct),
             "size": [self.size, self.size],
-            "crop": "center",
+            "crop": saved.crop_mode,
             "crop_pct": saved.crop_pct,
             "interpolation": saved.interpolation,
             "mean": list(saved.mean),

@@ -17,6 +17,7 @@ from timm.layers import to_2tuple
 from torch import nn
 
 from idmm.config import IMAGENET_MEAN, IMAGENET_STD, Augment, Data, parsing
+from idmm.config.base import CROP_MODES
 from idmm.errors import Fault, UserError, checked
 from idmm.files import AnyPath, is_public, replacing, saved_info, weights_fault, weights_file
 from idmm.models.base import Backbone, Tensors
@@ -38,7 +39,7 @@ CROP_PCT = 0.875
 INTERPOLATION = "bicubic"
 # tables that follow from the model's shape, never read from a checkpoint
 _INDICES = ("relative_position_index", "relative_coords_table", "attn_mask", "attention_bias_idxs")
-_PREPROCESSING = ("crop_pct", "interpolation", "mean", "std")
+_PREPROCESSING = ("crop_pct", "crop_mode", "interpolation", "mean", "std")
 Range = str | list[Any]  # "auto", [low, high] or such a pair per channel, see config.Data.range
 
 
@@ -55,6 +56,7 @@ class Checkpoint:
     std: tuple[float, ...] = IMAGENET_STD
     size: Size | None = None  # of the images in evaluation (pixels)
     crop_pct: float = CROP_PCT  # share of the resized short side that they cover
+    crop_mode: str = "center"  # timm's
     interpolation: str = INTERPOLATION
     # the rest of the JSON, e.g. classes
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -251,6 +253,9 @@ def _wrong_lengths(info: dict[str, Any], data: Data) -> list[Fault]:
     classes = info.get("classes", [])
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         faults.append(Fault("classes", "expected a list of names"))
+    modes = list(CROP_MODES.values())
+    if info.get("crop_mode", modes[0]) not in modes:
+        faults.append(Fault("crop_mode", f"expected {listed(modes)}"))
     sides = info.get("size") or 1
     for side in sides if isinstance(sides, list) else [sides]:
         if not isinstance(side, int) or side < 1:
@@ -291,7 +296,7 @@ def load_backbone(run_or_file: AnyPath, img_size: Size | None = None) -> Backbon
     Returns:
         A timm model in evaluation mode, [B, in_chans, H, W] -> [B, num_features]. Its
         ``pretrained_cfg`` has the preprocessing of the run's evaluation in timm's terms:
-        ``input_size`` (channels, height, width), ``crop_pct``, ``crop_mode`` ("center"),
+        ``input_size`` (channels, height, width), ``crop_pct``, ``crop_mode``,
         ``interpolation``, ``mean`` and ``std`` (a number per channel, on pixel values in [0, 1]).
         So ``timm.data.create_transform(**timm.data.resolve_model_data_config(model))`` prepares a
         PIL image, RGB or, for one channel, "L". ``range`` is present if images of more than 8 bits
@@ -335,7 +340,6 @@ def build_saved(saved: Checkpoint, img_size: Size | None = None, num_classes: in
     config = {
         **model.pretrained_cfg,
         "input_size": (saved.in_chans, *to_2tuple(size)),
-        "crop_mode": "center",
         "test_input_size": None,
         "test_crop_pct": None,
     }
@@ -357,7 +361,7 @@ def save_model(folder: AnyPath, stem: str, model_state: Tensors, **fields: Any) 
         model_state: A state dict, on any device.
         **fields: Other fields of the :class:`Checkpoint` to write: ``name``, ``kwargs`` from
             :func:`export_kwargs`, ``mean`` and ``std``, ``size`` (None: ``img_size`` of kwargs),
-            ``crop_pct`` and ``extra``.
+            ``crop_pct``, ``crop_mode`` and ``extra``.
 
     Raises:
         RunError: The disk is full or the folder cannot be written. The old files stay.
@@ -368,6 +372,7 @@ def save_model(folder: AnyPath, stem: str, model_state: Tensors, **fields: Any) 
         "kwargs": saved.kwargs,
         "size": saved.size or saved.kwargs.get("img_size"),
         "crop_pct": saved.crop_pct,
+        "crop_mode": saved.crop_mode,
         "interpolation": saved.interpolation,
         "channels": len(saved.mean),
         "mean": list(saved.mean),

@@ -23,7 +23,8 @@ from idmm.data.check import (
     write_exclusions,
 )
 from idmm.data.formats import BadImage, channels_flag
-from idmm.data.images import WHITE, composite, read_image
+from idmm.data.image_store import choose_crop_mode
+from idmm.data.images import WHITE, PerChannel, composite, read_image
 from idmm.data.listing import list_images
 from idmm.data.registry import DATASETS, fetch, resolve_name, spec_of
 from idmm.data.split import Listing, Split
@@ -284,9 +285,10 @@ def _baseline(report: DatasetReport, listing: Listing, data: config.Data) -> Flo
         held_out = listing.test
     assert held_out is not None
     train = listing.train.take(baseline.sample_to_fit(listing.train.known_labels))
-    train, features = _features(report, train)
+    crop_mode = choose_crop_mode(listing.train)
+    train, features = _features(report, train, crop_mode)
     test = held_out.take(np.flatnonzero(held_out.known_labels >= 0))
-    test, test_features = _features(report, test)
+    test, test_features = _features(report, test, crop_mode)
     labels = train.known_labels
     truth = test.known_labels
     if len(np.unique(labels)) < 2 or not len(test):
@@ -302,11 +304,14 @@ def _baseline(report: DatasetReport, listing: Listing, data: config.Data) -> Flo
     }
 
 
-def _features(report: DatasetReport, split: Split) -> tuple[Split, Floats]:
+def _features(report: DatasetReport, split: Split, crop_mode: str) -> tuple[Split, Floats]:
     """Return the readable images of a split, and the baseline's features of them [N, d]."""
     channels = 3 if report.bands is None else report.bands.used
-    mean = [0.0] * channels
-    std = [1.0] * channels
+    mean: PerChannel = config.IMAGENET_MEAN
+    std: PerChannel = config.IMAGENET_STD
+    if channels != 3:
+        mean = [0.0] * channels
+        std = [1.0] * channels
     model = Hog(channels, num_classes=0)
     model.set_statistics(mean, std)
     network = Network(
@@ -320,6 +325,7 @@ def _features(report: DatasetReport, split: Split) -> tuple[Split, Floats]:
         "the baseline",
         report.range or [0, WHITE],
         report.bands,
+        crop_mode,
     )
     return network.readable(split, pooled, "features for the baseline")
 

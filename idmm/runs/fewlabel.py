@@ -107,6 +107,7 @@ def describe(
         "seeds": config.seeds,
         "seed": config.seed,
         "crop_pct": config.crop_pct,
+        "crop_mode": config.crop_mode,
         "runs": {label: backbone_entries(run) for label, run in backbones.items()},
     }
 

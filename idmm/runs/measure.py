@@ -49,9 +49,7 @@ def eval_batches(
         label: Of a progress bar. None: no bar.
     """
     workers = run.config.data.workers
-    crops = centre_crops(
-        store, size, run.config.crop_pct, run.mean, run.std, batch_size, workers, images
-    )
+    crops = centre_crops(store, run.crop(size), run.mean, run.std, batch_size, workers, images)
     batches = run.interrupts.watch(crops)
     if label is None or not run.folder.leader:
         return batches

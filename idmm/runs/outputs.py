@@ -113,6 +113,7 @@ def save_weights(
             std=spec.std,
             size=size,
             crop_pct=run.config.crop_pct,
+            crop_mode=run.crop_mode,
             extra=extra | more,
         )
 

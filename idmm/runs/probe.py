@@ -61,6 +61,7 @@ def build_network(run: Run[ProbeConfig], label: str) -> Network:
         device,
         config.batch_size,
         label,
+        crop_mode=run.crop_mode,
     )
     return network.in_precision(config.precision)
 
@@ -101,6 +102,7 @@ def measure(run: Run[ProbeConfig], network: Network, images: Stores) -> dict[str
     result |= {
         "precision": network.precision,
         "crop_pct": config.crop_pct,
+        "crop_mode": run.crop_mode,
         "dataset": config.data.name,
     }
     result["num_classes"] = len(classes)

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from idmm import distributed
 from idmm.batch import BatchFn
 from idmm.config import DetectConfig, FinetuneConfig, PretrainConfig, SegmentConfig
+from idmm.config.base import CROP_MODES
 from idmm.config.commands import ProbeConfig
 from idmm.config.phases import Phase
 from idmm.data.device_views import place_of, place_views
 from idmm.data.fingerprint import listed_again
+from idmm.data.image_store import choose_crop_mode
 from idmm.data.images import CentreCrop, StoredSize
 from idmm.data.split import Listing
 from idmm.data.store import Stores, store_images
@@ -50,6 +52,7 @@ class Run(Generic[C]):
 
     Attributes:
         spec: Its mean and std are known once the images are stored.
+        crop_mode: timm's name of the config's. 'auto' becomes another once the images are stored.
         folder: The run's folder, locked by this run. The following exist in an open run only.
         device: Where tensors go.
         interrupts: Ctrl-C and other stop signals.
@@ -79,6 +82,7 @@ class Run(Generic[C]):
         self.phases = tuple(config.phases if phases is None else phases)
         self.notes = tuple(notes)
         self.started_at = clock.now() if started_at is None else started_at
+        self.crop_mode = CROP_MODES.get(config.crop_mode, "auto")
         self.is_new = True
         self.first_phase = 1
         self.accelerator: Accelerator | None = None
@@ -159,6 +163,9 @@ class Run(Generic[C]):
             saved = folder.image_values()
         if saved is None:
             saved = {"range": None, "mean": None, "std": None}
+        if self.crop_mode == "auto":
+            self.crop_mode = choose_crop_mode(listing.train)
+            log.info("images: crop_mode %s, by the shapes of the training images", self.crop_mode)
         sizes = dict.fromkeys(phase.size for phase in self.phases)
         largest = max(sizes)
         stores = store_images(
@@ -185,10 +192,18 @@ class Run(Generic[C]):
             return listing
         return replace(listing, val=None, test=None)
 
+    def crop(self, size: int) -> CentreCrop:
+        """Return the crop of evaluation at a size (pixels), once its mode is chosen."""
+        crop_pct = self.config.crop_pct
+        return CentreCrop.of(size, crop_pct, self.crop_mode, self.spec.mean or ())
+
     def _stored(self, side: int | None, size: int) -> StoredSize:
-        """Return what is stored of images: a short side, or a centre crop of ``size`` pixels."""
-        if side is None:
-            return CentreCrop(size, self.config.crop_pct)
+        """Return what is stored of images: a short side, or a centre crop of ``size`` pixels.
+
+        All of them is stored if the mean that pads them is not known yet.
+        """
+        if side is None and (self.spec.mean or self.crop_mode != "border"):
+            return self.crop(size)
         return side
 
     def _log_values(self, stores: Stores) -> None:
