@@ -15,7 +15,7 @@ from idmm.data.registry import DATASETS
 # files of whole runs, several processes and clusters, which 'make test-fast' leaves out
 SLOW = """test_artifacts test_backbones test_demo test_dense_runs
     test_distributed test_probe test_handover test_joint test_minutes
-    test_monitor test_pseudolabel test_report test_results test_resume test_resume_methods
+    test_monitor test_guessed_labels test_report test_results test_resume test_resume_methods
     test_running test_train test_transfer_ray test_transfer_run test_transfer_survival""".split()
 
 

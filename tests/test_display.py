@@ -265,7 +265,7 @@ def test_idmm_train_stops_by_a_signal(number, tmp_path):
         "0",
     ]
     with Forked(argv, tmp_path / "printed") as process:
-        assert process.until((out / "trial" / "metrics.jsonl").exists), process.said()
+        assert process.until((out / "trial/1/metrics.jsonl").exists), process.said()
         process.send(number)
         assert process.wait() == 130, process.said()
     assert "interrupted" in process.said()

@@ -166,9 +166,10 @@ LEARNED = {
     "kwargs": {"channels": [8, 8, 8, 8]},
     "size": 32,
 }
+FROZEN = {key: LEARNED[key] for key in ("name", "kwargs")} | {"sizes": [16, 32]}
 BACKBONES = {  # of each kind that the recipes use: its arguments, and how it starts
     "hog": ({}, "timm"),
-    "hog_conv": (dict(filters=16, fixed=12, learned=LEARNED), "timm"),
+    "hog_conv": (dict(learned=LEARNED, frozen=FROZEN), "timm"),
     "t2t_vit_7": (dict(embed_dim=16, depth=1, num_heads=2), "timm"),
     "cvt_13": (
         dict(embed_dims=[8, 8, 8], depths=[1, 1, 1], num_heads=[1, 1, 1]),

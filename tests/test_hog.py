@@ -1,7 +1,6 @@
 """Hand-made features: the backbones hog and hog_conv, and the baseline that is fitted to them."""
 
 import colorsys
-import math
 
 import frozen
 import numpy as np
@@ -22,7 +21,6 @@ import idmm
 from idmm.evaluation import baseline
 from idmm.models import create_backbone
 from idmm.models.hog import SIDE
-from idmm.models.hog_conv import CONVNET
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 GRADIENTS = 1764  # features, of 7x7 blocks
@@ -192,12 +190,8 @@ def test_pretraining_is_refused(tmp_path, capsys):
     assert refused(capsys, argv)[-1] == f"backbones 'hog': {reason.format('hog')}"
 
 
-FIXED = 512
-SMALL = (
-    "filters: 16, fixed: 32, learned: {name: resnet10t, kwargs: {channels: [8, 8, 16, "
-    "16]}, size: 32}"
-)
-NETWORK = "{name: resnet10t, kwargs: {channels: [8, 8, 16, 16]}, size: 32}"
+NETWORK = "{name: resnet10t, kwargs: {channels: [8, 8, 16, 16]}"
+SMALL = f"learned: {NETWORK}, size: 32}}, frozen: {NETWORK}, sizes: [32, 48]}}"
 
 
 def tiles(count=48, side=64):
@@ -227,95 +221,42 @@ def started(images, seed=0, **kwargs):
 
 @torch.no_grad()
 @pytest.mark.parametrize("channels", [1, 3, 5])
-def test_fixed_features_are_turned_components_of_equal_variance(channels):
-    images = (
-        tiles()[0].mean(1, keepdim=True).repeat(1, channels, 1, 1) if channels != 3 else tiles()[0]
-    )
-    model = started(images, filters=32)
-    features = model(images)[:, :FIXED]
-    assert features.shape == (48, FIXED)
-    assert abs(float(features.std()) - 1) < 0.1
-    assert torch.equal(features, started(images, filters=32)(images)[:, :FIXED]), "from the seed"
-    raw = model._raw(*model._inputs(images))
-    groups = raw.split((model.hand_made, 9 * 64), dim=1)
-    scaled = [
-        g / g.std(0, correction=0).clamp(min=1e-3 * g.std(0, correction=0).max() + 1e-6)
-        for g in groups
-    ]
-    weighed = torch.cat([g / g.shape[1] ** 0.5 for g in scaled], dim=1)
-    distances = (
-        torch.cdist(weighed, weighed),
-        torch.cdist(
-            features,
-            features,
-        ),
-    )
-    ratio = (distances[1] / distances[0])[~torch.eye(48, dtype=bool)]
-    assert ratio.std() / ratio.mean() < 0.01, "a rotation keeps distances"
+def test_fixed_features_are_centred_groups_of_length_1(channels):
+    images = tiles()[0]
+    if channels != 3:
+        images = images.mean(1, keepdim=True).repeat(1, channels, 1, 1)
+    frozen_network = {"name": "resnet10t", "kwargs": {}, "sizes": [32, 48]}
+    model = started(images, frozen=frozen_network)
+    features = model(images)
+    assert model.groups[3:] == 2 * [128, 256, 512, 512], "four depths at two sizes"
+    assert torch.equal(features, started(images, frozen=frozen_network)(images)), "from the seed"
+    raw = torch.cat([model.raw(part) for part in images.split(16)])
+    groups = (raw - raw.mean(0)).split(model.groups, dim=1)
+    expected = torch.cat([group / group.norm(dim=1, keepdim=True) for group in groups], dim=1)
+    assert_allclose(features[:, : model.fixed], expected, atol=1e-4)
+    assert_allclose(features[:, model.fixed :], model.learned(images), atol=1e-4)
 
 
 @torch.no_grad()
-def test_more_fixed_features_than_there_are_components():
-    images = torch.rand(1820, 1, 64, 64, generator=torch.Generator().manual_seed(0))
-    model = create_backbone(
-        "hog_conv", in_chans=1, num_classes=0, filters=1, fixed=1900, learned={}
-    ).eval()
-    assert sum(model.groups) == 1814
-    model.learn_start([{"images": part} for part in images.split(455)], 0)
-    features = model(images[:20])
-    assert features.shape == (20, 1900)
-    assert bool(torch.isfinite(features).all())
-
-
-@torch.no_grad()
-def test_flat_images_keep_the_random_filters_and_finite_features():
+def test_flat_images_have_finite_features():
     flat = torch.linspace(0, 1, 16)[:, None, None, None].repeat(1, 3, 64, 64)
-    assert bool(torch.isfinite(started(flat, filters=32)(flat)).all())
+    assert bool(torch.isfinite(started(flat)(flat)).all())
 
 
 def test_the_network_learns_and_the_rest_does_not():
     images, labels = tiles()
-    model = started(images, filters=32)
+    model = started(images)
     fixed = {}
     for name, value in model.state_dict().items():
         if "learned" not in name:
             fixed[name] = value.clone()
     model.train()
-    model(images)[:, FIXED:].square().mean().backward()
+    model(images)[:, model.fixed :].square().mean().backward()
     for p in model.parameters():
         assert p.grad is not None
-    assert (model(images)[:, :FIXED] == 0).all(), "in training"
+    assert (model(images)[:, : model.fixed] == 0).all(), "in training"
     for name, value in fixed.items():
         assert torch.equal(value, model.state_dict()[name])
-
-
-def test_the_convnet_has_the_margin_that_say_asks_for():
-    """Half of that of the fitted classifier, if its training ended where label smoothing asks
-    for."""
-    model = create_backbone(
-        "hog_conv", num_classes=3, learned=CONVNET | {"size": 32}, say=0.5
-    ).eval()
-    logits = torch.tensor(
-        [
-            [3.0, 1.0, -1.0],
-            [0.5, 2.5, 0.3],
-        ]
-    )
-    labels = torch.tensor([0, 1])
-    model.weigh_learned(logits, labels, 0.1)
-    margins = [
-        row[k] - sum(row[j] for j in range(3) if j != k) / 2
-        for row, k in zip(logits.tolist(), (0, 1), strict=True)
-    ]
-    # of the probabilities at which the loss is least
-    trained_margin = math.log((0.9 + 0.1 / 3) / (0.1 / 3))
-    assert model.learned_weight.item() == approx(0.5 * (sum(margins) / 2) / trained_margin)
-    x = torch.rand(2, 3, 64, 64)
-    with torch.no_grad():
-        features = model.forward_features(x)
-        torch.testing.assert_close(
-            features[:, model.fixed :], model.learned_weight * model.learned(x)
-        )
 
 
 def test_through_the_commands(tmp_path, capsys):
@@ -330,7 +271,7 @@ def test_through_the_commands(tmp_path, capsys):
         "--train.precision",
         "fp32",
     ]
-    model = ["--model.name", "hog_conv", "--model.kwargs", f"{{{SMALL}, frozen: {NETWORK}}}"]
+    model = ["--model.name", "hog_conv", "--model.kwargs", f"{{{SMALL}}}"]
     tuned = [
         "finetune",
         *small,
@@ -348,10 +289,8 @@ def test_through_the_commands(tmp_path, capsys):
     ]
     call_ok(tuned)
     assert "start_top1" in read(tmp_path / "f/result.json")
-    assert (
-        "hog_conv: filters and components from 16 training images"
-        in (tmp_path / "f/log.txt").read_text()
-    )
+    note = "hog_conv: mixtures and centre from 16 training images"
+    assert note in logged(tmp_path / "f")
     call_ok(["export", "--init", tmp_path / "f", "--format", "onnx", "--out", tmp_path / "m.onnx"])
     images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     logits = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(

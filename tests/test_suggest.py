@@ -109,6 +109,9 @@ def test_rounds(plain, tmp_path, capsys):
     last = list_images(section(plain, labels=str(second)), labelled=True)
     assert sorted(last.train.names) == sorted([*paths[:3], *more])
     assert sorted(last.test.names) == sorted(column(tests, "path")[:5])
+    rest = suggested(plain, tmp_path / "3", 24, "--data.labels", second)
+    others = {path.name for path in plain.iterdir()}
+    assert {*rest} == others.difference(paths[:3], more, column(tests, "path"))
 
 
 def test_what_python_returns(plain, tmp_path):
@@ -151,7 +154,7 @@ def test_class_folders_copies_and_broken_files(tmp_path, capsys):
     assert {path.rpartition("/")[0] for path in paths} <= {"unlabelled/deep", "unlabelled"}
     assert len({(root / path).read_bytes() for path in paths}) == 6
     errors = capsys.readouterr().err
-    assert "left out 3 exact copies of other images" in errors
+    assert "left out 3 duplicates of other images" in errors
     assert "skipped 1 of 19 images that cannot be read" in errors
     assert "broken.png: not an image" in errors
     rows = read_csv(out / "to_label.csv")

@@ -43,7 +43,7 @@ def by_a_draw(root):
 def test_classes_with_labels_are_trained(build, images, labelled, tmp_path, capsys):
     flags = build(tmp_path / "d")
     out = tmp_path / "x"
-    argv = command_line(tmp_path / "d", out, way="pretrain", pseudolabel="false", **flags)
+    argv = command_line(tmp_path / "d", out, way="pretrain", **flags)
     call_ok(argv)
     errors = capsys.readouterr().err
     result = read(out / "result.json")

@@ -5,17 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from idmm.auto.data import by_list, data_of, labelled_part
-from idmm.auto.plan import (
-    ALL_JOINED,
-    FEATURES,
-    HELD_OUT,
-    HOG_CONV,
-    PSEUDOLABELS,
-    TRIAL,
-    Classifier,
-    TrainState,
-)
-from idmm.config import Data, FinetuneConfig, PretrainConfig, Train, parsing
+from idmm.auto.plan import FEATURES, NETWORK, Classifier, TrainState
+from idmm.config import FinetuneConfig, PretrainConfig, Train, parsing
 from idmm.config.commands import TrainCommand, TrainModel
 from idmm.config.reading import recipe
 from idmm.config.schema import merged
@@ -34,11 +25,10 @@ JITTER_PROB = 0.8
 QUICK = {"train.lr": 2e-3, "train.batch_size": 32, "method.classifier_scale": 10.0}
 # Many passes over all labels gain from mixing. With few labels the ConvNet lost by it
 MIXED = {"augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 1.0}
-# hog_conv starts from logistic regression on hand-made features, and sees whole images when it is
-# tested
-FROM_FEATURES = {"train.classifier_init": "features", "augment.crop_pct": 1.0}
-FRESH_CONVNET = MIXED | {"train.layer_decay": 1.0, "train.lr": 2e-3}
-# The classifier stays the linear fit on frozen features
+# The fixed features see whole images
+WHOLE = {"train.classifier_init": "features", "augment.crop_pct": 1.0}
+FRESH_NETWORK = {"train.layer_decay": 1.0, "train.lr": 2e-3}
+# The classifier stays the linear fit on fixed features
 LINEAR_FIT_ONLY = {"model.freeze": True, "train.epochs": 0, "train.minutes": None}
 # With it many passes of IDMM by light crops go on learning what classes have in common; few have no
 # use for it (benchmarks/results/pretraining.md)
@@ -55,7 +45,9 @@ def step_config(command: TrainCommand, state: TrainState, step: str, minutes: fl
     """Return the config of a step: a recipe with the changes of the plan and the command."""
     if step == "stage1":
         return _pretraining(command, state, minutes)
-    return _finetuning(command, state, step, minutes)
+    if step == "scratch":
+        return _scratch(command, state, minutes)
+    return _classifier(command, state, step, minutes)
 
 
 def _pretraining(command: TrainCommand, state: TrainState, minutes: float) -> Json:
@@ -78,27 +70,45 @@ def _pretraining(command: TrainCommand, state: TrainState, minutes: float) -> Js
     return merged(shipped, keys)
 
 
-def _finetuning(command: TrainCommand, state: TrainState, step: str, minutes: float) -> Json:
-    name, init = _start(command, state, step)
-    data, images = _images(command, state, step)
-    size = state.size(step)
-    keys = _common(command, step, minutes, init, _model(state, step))
-    keys |= {"train.size": size, "augment.flip": command.flip}
-    if state.uses_hog_conv(step):
-        keys |= FROM_FEATURES
-        if state.is_fitted(step):
-            keys |= LINEAR_FIT_ONLY
-        elif state.best != Classifier.JOINED:
-            keys |= FRESH_CONVNET
-    elif name == SCRATCH:
-        keys["train.classifier_init"] = "random"  # its weights change more than a fitted one allows
-        has_many_labels = images >= MANY_LABELS * state.counts.classes
-        guessed = step == "last" and state.used_pseudolabels
-        if has_many_labels and not guessed and state.plan.many_passes(images, size, minutes):
+def _classifier(command: TrainCommand, state: TrainState, step: str, minutes: float) -> Json:
+    """Return the config of the classifier, or of a fold of the trial."""
+    out = Path(command.out)
+    plan = state.plan
+    data = data_of(command, state)
+    if step == "last":
+        data = labelled_part(data)
+    else:
+        data = by_list(data, out / f"{step}.csv")
+    is_linear = step == "last" and state.best == Classifier.LINEAR
+    init = out / (FEATURES if is_linear else NETWORK)
+    keys = _common(command, step, minutes, str(init), plan.model)
+    keys |= WHOLE | {"train.size": plan.size_together, "augment.flip": command.flip}
+    keys["augment.crop_mode"] = state.counts.crop_mode
+    if is_linear:
+        keys |= LINEAR_FIT_ONLY | {"train.size": plan.features_size}
+    elif not command.init and plan.way != "pretrain":
+        keys |= FRESH_NETWORK
+        if state.counts.labelled >= MANY_LABELS * state.counts.classes:
             keys |= MIXED
-    shipped = recipe(FinetuneConfig, name)
-    keys["train.batch_size"] = _batch_size(images, shipped)
+    shipped = recipe(FinetuneConfig, FAST)
+    keys["train.batch_size"] = _batch_size(state.counts.labelled, shipped)
     keys["data"] = parsing.to_dict(data)
+    return merged(shipped, keys)
+
+
+def _scratch(command: TrainCommand, state: TrainState, minutes: float) -> Json:
+    """Return the config of training from scratch, for comparison."""
+    plan = state.plan
+    images = state.counts.labelled
+    keys = _common(command, "scratch", minutes, None, plan.model)
+    keys |= {"train.size": plan.scratch_size, "augment.flip": command.flip}
+    keys["train.classifier_init"] = "random"
+    has_many_labels = images >= MANY_LABELS * state.counts.classes
+    if has_many_labels and plan.many_passes(images, plan.scratch_size, minutes):
+        keys |= MIXED
+    shipped = recipe(FinetuneConfig, SCRATCH)
+    keys["train.batch_size"] = _batch_size(images, shipped)
+    keys["data"] = parsing.to_dict(labelled_part(data_of(command, state)))
     return merged(shipped, keys)
 
 
@@ -131,43 +141,3 @@ def _batch_size(images: int, shipped: Json) -> int:
     """Return the recipe's batch size, less for few images: networks learn by steps."""
     few: int = 2 ** int(math.log2(max(8, images / 8)))
     return min(int(shipped["train"]["batch_size"]), few)
-
-
-def _model(state: TrainState, step: str) -> Json:
-    """Return the model of a step, if it does not start from weights."""
-    if step == "last" and state.best == Classifier.BASELINE:
-        return {"name": "hog"}
-    if not state.uses_hog_conv(step):
-        return state.plan.model
-    learned = CONVNET | {"size": state.network_size(step)}
-    return {"name": HOG_CONV, "kwargs": {"learned": {} if state.is_fitted(step) else learned}}
-
-
-def _images(command: TrainCommand, state: TrainState, step: str) -> tuple[Data, int]:
-    """Return the images that a step learns from labels by, and their number."""
-    data = data_of(command, state)
-    out = Path(command.out)
-    if step == "trial":
-        return by_list(data, out / TRIAL), round((1 - HELD_OUT) * state.counts.labelled)
-    used = state.used_pseudolabels
-    if step == "last" and used:
-        return by_list(data, out / PSEUDOLABELS), used.given + used.added
-    return labelled_part(data), state.counts.labelled
-
-
-def _start(command: TrainCommand, state: TrainState, step: str) -> tuple[str, str | None]:
-    """Return the recipe of a step that learns from labels, and the weights that it starts from."""
-    out = Path(command.out)
-    if step in ("scratch", "teacher"):
-        return SCRATCH, None
-    if state.uses_hog_conv(step):
-        return FAST, str(out / FEATURES) if state.best in ALL_JOINED else None
-    # fresh weights learn more from pseudo-labels than those that found them
-    if state.used_pseudolabels and not command.init:
-        return SCRATCH, None
-    weights = command.init
-    if state.plan.way == "pretrain":
-        weights = str(out / "stage1")
-    if command.init or state.best == Classifier.PRETRAINED:
-        return FAST, weights
-    return SCRATCH, weights

@@ -13,7 +13,7 @@ from idmm.config.commands import TrainCommand
 from idmm.data import user_lists
 from idmm.data.decoding import BadImages
 from idmm.data.fingerprint import copies
-from idmm.data.image_store import sampled_sizes, store_split
+from idmm.data.image_store import choose_crop_mode, sampled_sizes, store_split
 from idmm.data.list_file import decoded
 from idmm.data.listing import divided, drawn, list_images
 from idmm.data.split import Listing, Split, names_of, with_unlabelled
@@ -190,8 +190,8 @@ def _leave_out(data: Data, names: Iterable[str], out: Path) -> Data:
     return replace(data, exclude=str(out / EXCLUDE))
 
 
-def count(listing: Listing, foreign: bool) -> Counts:
-    """Count the images and labels to learn from. ``foreign``: see :class:`Counts`."""
+def count(listing: Listing) -> Counts:
+    """Count the images and labels to learn from."""
     train = listing.train
     labelled = labelled_images(train)
     labels = labelled.known_labels
@@ -202,24 +202,20 @@ def count(listing: Listing, foreign: bool) -> Counts:
     divisible = bool(folds) and set(labels[folds[0].train].tolist()) == present
     classes = len(train.class_names)
     untrained = list(listing.untrained)
-    return Counts(len(train), len(labelled), classes, side, untrained, divisible, foreign)
+    return Counts(
+        len(train),
+        len(labelled),
+        classes,
+        side,
+        untrained,
+        divisible,
+        choose_crop_mode(train),
+    )
 
 
 def labelled_images(train: Split) -> Split:
     """Return the training images that have a label."""
     return train.take(np.flatnonzero(train.known_labels >= 0))
-
-
-def trial_split(train: Split) -> Listing:
-    """Return the labelled training images, with a fold of them as ``test``.
-
-    There is one, see :class:`Counts`.
-    """
-    labelled = labelled_images(train)
-    fold, *_ = stratified_folds(
-        labelled.known_labels, labelled.groups, classes=labelled.class_names
-    )
-    return Listing(labelled.take(fold.train), test=labelled.take(fold.held_out))
 
 
 # ---------------------------------------------------------------------- the images of a step

@@ -20,19 +20,11 @@ from idmm.auto.data import (
     count,
     data_of,
     readable_images,
-    trial_split,
 )
-from idmm.auto.plan import (
-    FILE,
-    STARTUP,
-    TRIAL,
-    Classifier,
-    TrainState,
-    check_comparison,
-    make_plan,
-    resolve_way,
-)
-from idmm.auto.pseudolabels import AGREEMENT, joined_by, pseudolabel
+from idmm.auto.features import training_features
+from idmm.auto.linear import SMOOTHING, fit_head
+from idmm.auto.plan import FEATURES, FILE, STAGE1, STARTUP, Classifier, TrainState, make_plan
+from idmm.auto.trial import choose_classifier
 from idmm.config import FinetuneConfig, parsing
 from idmm.config.commands import TrainCommand
 from idmm.config.schema import flatten
@@ -41,10 +33,11 @@ from idmm.data.images import AUTO
 from idmm.data.listing import list_images
 from idmm.data.registry import resolve_name
 from idmm.data.split import Listing, with_unlabelled
-from idmm.data.user_lists import SPLIT, class_rows
+from idmm.data.user_lists import SPLIT
 from idmm.display import show
 from idmm.errors import Fault, UserError
 from idmm.evaluation.baseline import BASELINE, BASELINE_SIZE
+from idmm.evaluation.evaluate import LinearHead
 from idmm.files import (
     WITHOUT,
     Json,
@@ -52,17 +45,17 @@ from idmm.files import (
     made_folder,
     read_json,
     reading,
-    write_csv,
     write_json,
 )
+from idmm.models.hog_conv import CONVNET
 from idmm.models.public import resolved_source
-from idmm.models.spec import model_spec
+from idmm.models.spec import ModelSpec, model_spec
 from idmm.notebook import Result
 from idmm.progress import duration, log
 from idmm.report.stats import compared
 from idmm.runs.commands import finetune, pretrain
 from idmm.runs.finetune import train_classifier
-from idmm.runs.resolve import check_out_of_images, resolve_finetune
+from idmm.runs.resolve import check_out_of_images, default_size, resolve_finetune
 from idmm.text import counted
 from idmm.training import clock
 from idmm.training.device import pick_device
@@ -90,9 +83,9 @@ def train(command: TrainCommand | Json | str, started_at: float | None = None) -
     """Train a classifier on a folder of images in ``command.minutes``; ``command.out`` is the run
     that fine-tunes it.
 
-    Stage 1, if there is one, lies in OUT/stage1, its features joined with hand-made ones in
-    OUT/features, a network on the given labels in OUT/teacher, the trial on held-out training
-    images in OUT/trial, the comparison in OUT/scratch. Repeating the command resumes it.
+    Stage 1, if there is one, lies in OUT/stage1, the features in OUT/features, the trial on
+    held-out training images in OUT/trial, the comparison in OUT/scratch. Repeating the command
+    resumes it.
 
     Args:
         command: A TrainCommand, a mapping of its keys (those of ``idmm train --help``), or the path
@@ -113,7 +106,6 @@ def train(command: TrainCommand | Json | str, started_at: float | None = None) -
     if started_at is None:
         started_at = clock.now()
     command = parsing.build(TrainCommand, command)
-    resolve_way(command)  # before anything is read
     data, _ = resolve_name(command.data)
     command = replace(command, data=data, init=resolved_source(command.init))
     out = Path(command.out)
@@ -125,7 +117,6 @@ def train(command: TrainCommand | Json | str, started_at: float | None = None) -
         _check_files(out)
         made_folder(command.out)
     else:
-        check_comparison(command, state.plan.way)  # --compare may be new
         _check_images(command, state)
     try:
         if state is None:
@@ -176,13 +167,13 @@ def _load(command: TrainCommand, out: Path) -> TrainState | None:
 def _check_files(out: Path) -> None:
     """Raise UserError if a folder without a state has files of others."""
     names = {path.name for path in out.glob("[!.]*")}  # hidden: files that a kill left unfinished
-    if names - {SPLIT, EXCLUDE, SKIPPED, IMAGES, TRIAL}:
+    if names - {SPLIT, EXCLUDE, SKIPPED, IMAGES}:
         raise UserError(Fault("out", f"'{out}' has other files", "Name a new folder"))
 
 
 def _release(out: Path, is_new: bool) -> None:
     """Remove the state of a command that failed, or its new folder, unless a run began."""
-    has_run = any(holds_run(out / step) for step in ("", "stage1", "trial"))
+    has_run = any(holds_run(out / step) for step in ("", "stage1", FEATURES))
     if has_run or any(out.rglob("*.lock")):
         return
     if is_new:
@@ -213,39 +204,35 @@ def _check_images(command: TrainCommand, state: TrainState) -> None:
 
 def _planned(command: TrainCommand, out: Path) -> tuple[TrainState, Listing]:
     """List the images and choose what to do. Broken images are skipped now."""
-    resolved = command
-    weights = None
-    if command.init:  # its weights have the model and the channels
-        spec = model_spec(command)
-        data = replace(command.data, in_chans=spec.in_chans, bands=spec.bands)
-        model = replace(command.model, name=spec.name, kwargs=spec.kwargs)
-        resolved = replace(command, data=data, model=model)
-        weights = spec.init
+    spec = _spec(command, command.init)
+    data = command.data
+    if spec.init is not None:  # its weights have the channels
+        data = replace(data, in_chans=spec.in_chans, bands=spec.bands)
     opened_at = time.time()
-    images = all_images(resolved.data)
-    chosen, listing, is_deep = readable_images(resolved.data, out, images)
-    is_foreign = weights is not None and (
-        chosen.channels != weights.in_chans or (is_deep and weights.range == AUTO)
-    )
-    counts = count(listing, is_foreign)
-    plan = make_plan(resolved, counts)
-    if plan.way == "pretrain" and chosen.subset and command.data.labels is not None:
-        whole = list_images(replace(chosen, subset=None), labelled=False, unlabelled=False)
-        if whole.train.labels is None:  # stage 1 would draw from images without labels, too
-            raise UserError(
-                Fault(
-                    "data.subset",
-                    "some training images have no label",
-                    "Pass data.labelled instead",
-                )
-            )
+    images = all_images(data)
+    chosen, listing, is_deep = readable_images(data, out, images)
+    weights_size = None
+    is_foreign = False
+    if spec.init is not None:
+        known = spec.init
+        is_foreign = chosen.channels != known.in_chans or (is_deep and known.range == AUTO)
+        weights_size = default_size(spec)
+    model = replace(command.model, name=spec.name, kwargs=spec.kwargs)
+    plan = make_plan(replace(command, model=model), count(listing), weights_size, is_foreign)
     if distributed.rank() == 0:
-        if plan.trial:
-            write_csv(out / TRIAL, class_rows(trial_split(listing.train).parts))
         content = listing_fingerprint(with_unlabelled(images))
         write_json(out / IMAGES, content | {"time": opened_at})
+    counts = count(listing)
     state = TrainState(parsing.to_dict(command), parsing.to_dict(chosen), counts, plan)
     return state, listing
+
+
+def _spec(command: TrainCommand, init: str | None) -> ModelSpec:
+    """Return the network that learns, from weights or fresh."""
+    model = command.model
+    if init is None and model.name is None:
+        model = replace(model, **CONVNET)
+    return model_spec(replace(command, init=init, model=model))
 
 
 # ---------------------------------------------------------------------- the steps
@@ -257,6 +244,7 @@ def _run_steps(
     The time of each step is saved when it begins, so that it can be resumed. ``listing``: The
     images, if this process chose them.
     """
+    out = Path(command.out)
     state.before += distributed.broadcast(before)  # of each start
     remaining = command.minutes - state.before
     _log_plan(command, state, remaining)
@@ -269,27 +257,32 @@ def _run_steps(
                 f"stage, expected at least {least:.2g}",
             )
         )
-    result: Json = {}
-    remaining_share = 1.0
-    for step, share in state.plan.shares.items():
-        if step == "last":
-            if state.choice is None:
-                state.choice = _choose_classifier(command, state, result, remaining, listing)
-            remaining -= state.choice
-        minutes = remaining * share / remaining_share
-        # a first step that ends early leaves the last one no more than its share
-        if state.plan.pseudolabel:
-            minutes = min(minutes, share * command.minutes)
-        minutes = distributed.broadcast(round(max(minutes, LEAST * command.minutes), 3))
-        minutes = state.minutes.setdefault(step, minutes)
-        state.save(Path(command.out))
-        result = _run_step(command, state, step, minutes)
-        remaining -= result["seconds"] / 60
-        remaining_share -= share
+    init = command.init
+    if state.plan.way == "pretrain":
+        remaining -= _run_step(command, state, "stage1", STAGE1 * remaining)["seconds"] / 60
+        init = str(out / "stage1")
+    started_at = clock.now()
+    data = data_of(command, state)
+    if listing is None:
+        listing = list_images(data, labelled=True, unlabelled=True)
+    features = None
+    if distributed.rank() == 0:
+        features = training_features(command, state, data, _spec(command, init), listing.train)
+    distributed.broadcast(None)  # the others wait for the files
+    spent = distributed.broadcast((clock.now() - started_at) / 60)
+    remaining -= state.minutes.setdefault("features", round(spent, 3))
+    state.save(out)
+    if state.best is None:
+        remaining -= choose_classifier(command, state, features, remaining, _run_step)
+        state.save(out)
+    head = None
+    if features is not None:
+        head = fit_head(features, command.seed, SMOOTHING)
+    result = _run_step(command, state, "last", remaining, head)
     if state.counts.untrained:
         result = {**result, "untrained_classes": state.counts.untrained}
         if distributed.rank() == 0:
-            write_json(Path(command.out) / "result.json", result)
+            write_json(out / "result.json", result)
     state.result = result
 
 
@@ -306,81 +299,39 @@ def _log_plan(command: TrainCommand, state: TrainState, remaining: float) -> Non
     log.info("%g min at most, %s%s", command.minutes, end, more)
 
 
-def _choose_classifier(
+def _run_step(
     command: TrainCommand,
     state: TrainState,
-    result: Json,
-    remaining: float,
-    listing: Listing | None,
-) -> float:
-    """Choose the classifier of the last step. Return the minutes that this took.
-
-    ``result`` is that of the step before.
-    """
-    started_at = clock.now()
-    plan = state.plan
-    out = Path(command.out)
-    # with few labels: pseudo-labels are used if similar images agree on the class
-    if plan.pseudolabel:
-        outcome = None
-        if distributed.rank() == 0:
-            source = command.init
-            if plan.way == "pretrain":
-                source = str(out / "stage1")
-            assert source is not None  # way finetune has weights
-            teacher = str(out / "teacher") if "teacher" in plan.shares else None
-            if listing is None:
-                listing = list_images(data_of(command, state), labelled=True, unlabelled=True)
-            outcome = pseudolabel(source, teacher, plan, listing, command)
-        state.pseudolabels, candidates = distributed.broadcast(outcome)
-        agreement = state.pseudolabels.agreement
-        if plan.joined:
-            state.best = joined_by(agreement)
-            state.candidates = candidates
-        elif agreement >= AGREEMENT:
-            state.best = Classifier.PSEUDO
-        else:
-            state.best = Classifier.PRETRAINED
-    elif plan.trial:
-        state.choose_by_trial(result, 60 * remaining)
-        state.best = distributed.broadcast(state.best)  # clocks of processes differ
-    elif plan.joined:  # no trial can hold out some of the labelled images
-        state.best = Classifier.TUNED
-    minutes: float = distributed.broadcast((clock.now() - started_at) / 60)
-    return minutes
-
-
-def _run_step(command: TrainCommand, state: TrainState, step: str, minutes: float) -> Json:
+    step: str,
+    minutes: float,
+    head: LinearHead | None = None,
+) -> Json:
     """Run a step for so many minutes and return its result.
 
-    The terminal gets a line and the progress.
+    The terminal gets a line and the progress. ``head``: What the classifier starts from.
     """
+    minutes = distributed.broadcast(round(max(minutes, LEAST * command.minutes), 3))
+    minutes = state.minutes.setdefault(step, minutes)
+    state.save(Path(command.out))
     config = step_config(command, state, step, minutes)
     folder = Path(config["out"])
-    steps = [*state.plan.shares]
-    if command.compare:
-        steps.append("scratch")
     time_limit = duration(60 * minutes)
-    if state.is_fitted(step):
+    if step == "last" and state.best == Classifier.LINEAR:
         time_limit = "fitted without training"
     log.info(
-        "step %d of %d%s: %s, %s. Details: %s",
-        steps.index(step) + 1,
-        len(steps),
-        ", resumed" if holds_run(folder) else "",
+        "%s%s: %s. Details: %s",
         state.label(step),
+        ", resumed" if holds_run(folder) else "",
         time_limit,
         folder / "log.txt",
     )
     with details_in_file():
         if step == "stage1":
             return pretrain(config)
-        used = state.used_pseudolabels
-        if step == "last" and used:
-            # the baseline that learned from the given labels, not from pseudo-labels
-            run = resolve_finetune(parsing.build(FinetuneConfig, config))
-            return train_classifier(run, {BASELINE: used.baseline_top1, BASELINE_SIZE: used.given})
-        return finetune(config)
+        if step == "scratch":
+            return finetune(config)
+        run = resolve_finetune(parsing.build(FinetuneConfig, config))
+        return train_classifier(run, head)
 
 
 def _compare(command: TrainCommand, state: TrainState) -> None:
@@ -408,7 +359,7 @@ def _report(state: TrainState) -> list[str]:
         groups = f" of {counted(result['test_groups'], 'group')}"
     lines = [
         *_candidate_lines(state),
-        f"{state.best or state.plan.way}: top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) "
+        f"{state.best}: top-1 {result['top1']:.1f} % ({low:.1f} to {high:.1f}) "
         f"on {result['test_size']} test images{groups}",
         f"  the baseline, fitted to {result[BASELINE_SIZE]} of {state.counts.labelled} labelled "
         f"images: {result[BASELINE]:.1f} %",
@@ -426,7 +377,7 @@ def _report(state: TrainState) -> list[str]:
         if gain["p"] >= CHANCE:
             verdict = "too small to tell from chance"
         lines += [
-            f"  from scratch at {state.size('scratch')} px, in {scratch['seconds']:.0f} s: "
+            f"  from scratch at {state.plan.scratch_size} px, in {scratch['seconds']:.0f} s: "
             f"{scratch['top1']:.1f} %",
             f"  the difference: {gain['points']:+.1f} points, {verdict} (p = {gain['p']:.2g})",
         ]
@@ -434,31 +385,11 @@ def _report(state: TrainState) -> list[str]:
 
 
 def _candidate_lines(state: TrainState) -> list[str]:
-    """Return what was tried and what is kept, with the reason."""
-    candidates = state.candidates
-    if not candidates:
+    """Return what was tried and what is kept."""
+    if not state.candidates:
         return []
-    reason = "it trains longer in the end"
-    missing = "the trial was too short"
-    if state.plan.pseudolabel:
-        reason = "labels are few"
-        if state.command["pseudolabel"] is not None:
-            reason = "--pseudolabel is true"
-        missing = reason
     lines = ["accuracy on held-out training images:"]
-    leader = max(candidates, key=lambda label: candidates[label])
-    for label, top1 in candidates.items():
-        if label != state.best:
-            lines.append(f"  {label}: {top1:.1f} %")
-        elif label == leader:
-            lines.append(f"  {label}: {top1:.1f} % (kept)")
-        else:
-            lines.append(f"  {label}: {top1:.1f} % (kept, as {reason})")
-    if state.best not in candidates:
-        lines.append(f"  {state.best}: kept by a rule and not measured, as {missing}")
-    elif state.plan.trial and Classifier.TUNED not in candidates:
-        lines.append(
-            f"  {Classifier.TUNED}: not trained, as the trial was too short for one pass over the "
-            "images. Try more --minutes"
-        )
+    for label, top1 in state.candidates.items():
+        kept = " (kept)" if label == state.best else ""
+        lines.append(f"  {label}: {top1:.1f} %{kept}")
     return lines

@@ -116,8 +116,7 @@ class TrainModel(Model):
     """The backbone."""
 
     name: str | None = None
-    """Any timm model. Default: that of --init, else a small ConvNet, if possible joined with
-    hand-made features."""
+    """The network that learns, any timm model. Default: that of --init, else a small ConvNet."""
     start: Literal["timm", "structured", "auto"] = "auto"
 
 
@@ -145,12 +144,8 @@ class TrainCommand(Common):
     """Also train from scratch, without hand-made features, in as much time again. The result is
     compared with it."""
     resume: ClassVar = "auto"  # type: ignore[misc]  # a key that this command lacks
-    way: Literal["auto", "scratch", "finetune", "pretrain"] = "auto"
-    """scratch: labelled images only. finetune: from --init. pretrain: all images first. auto: by
-    the labels."""
-    pseudolabel: bool | None = None
-    """Guess the labels of unlabelled images and train on them, too. Default: if at most a third has
-    a label."""
+    way: Literal["auto", "pretrain"] = "auto"
+    """pretrain: learn from all images by IDMM first. auto: do not."""
     size: Side | None = None
     """Image side (pixels). Default: the images' own size, at most 224, less if time is short."""
     flip: Probability = 0.5

@@ -318,18 +318,18 @@ def sampled_sizes(split: Split) -> list[tuple[int, int]]:
 
 
 def choose_crop_mode(train: Split) -> str:
-    """Return timm's crop_mode that ``augment.crop_mode`` auto means, by a sample of images.
+    """Return what ``augment.crop_mode`` auto means, by a sample of images.
 
-    It is squash if half of them are longer than :data:`VERY_LONG` times their short side, border if
-    a tenth of them are longer than :data:`LONG` times, else center.
+    It is squash if half of them are longer than :data:`VERY_LONG` times their short side, pad if a
+    tenth of them are longer than :data:`LONG` times, else crop.
     """
     ratios = [max(size) / min(size) for size in sampled_sizes(train)]
     middle, long = np.quantile(ratios or [1.0], (0.5, 0.9))
     if middle > VERY_LONG:
         return "squash"
     if long > LONG:
-        return "border"
-    return "center"
+        return "pad"
+    return "crop"
 
 
 def _read_index(pixels: Path) -> Index | None:

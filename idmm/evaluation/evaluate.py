@@ -204,6 +204,9 @@ def outputs_in_order(
     return [output[order] for output in outputs]
 
 
+LinearHead = tuple[Floats, Floats]  # weight [K, d] and bias [K] of a classifier
+
+
 # ---------------------------------------------------------------------- frozen features
 def knn_predict(train: Floats, labels: Integers, test: Floats) -> Integers:
     """Return the class of each row of ``test`` [M, d] by ``train`` [N, d] and its classes [N].
@@ -238,7 +241,8 @@ def probe_predict(
         one_scale: Divide all features by one number, the root of their mean variance. It suits
             features that are comparable, such as those of :mod:`idmm.models.hog`.
     """
-    predicted: Integers = fitted(train, labels, strength, one_scale=one_scale).predict(test)
+    weight, bias, classes = fitted(train, labels, strength, one_scale=one_scale)
+    predicted: Integers = classes[(test @ weight.T + bias).argmax(axis=1)]
     return predicted
 
 
@@ -249,7 +253,8 @@ def fit_linear(
     strength: float,
     class_weight: str | None = None,
     one_scale: bool = False,
-) -> tuple[Floats, Floats]:
+    sample_weight: Floats | None = None,
+) -> LinearHead:
     """Return the regression as a classifier of raw features: logits = features @ weight.T + bias.
 
     Args:
@@ -260,21 +265,16 @@ def fit_linear(
         strength, one_scale: As for :func:`probe_predict`.
         class_weight: Of scikit-learn's regression. With 'balanced' all classes count the same,
             whatever their size.
+        sample_weight: Of each image, [N]. None: all count the same.
 
     Returns:
         weight [K, d] and bias [K], float64.
     """
-    scaler, linear = fitted(train, labels, strength, class_weight, one_scale)
-    rows = linear.coef_.astype(np.float64)
-    shift = linear.intercept_.astype(np.float64)
-    if len(rows) == 1:  # with two classes scikit-learn has only the difference of the logits
-        rows = np.concatenate([-rows, rows]) / 2
-        shift = np.concatenate([-shift, shift]) / 2
-    rows /= scaler.scale_
+    rows, shift, present = fitted(train, labels, strength, class_weight, one_scale, sample_weight)
     weight = np.zeros((classes, rows.shape[1]))
     bias = np.full(classes, -np.inf)
-    weight[linear.classes_] = rows
-    bias[linear.classes_] = shift - rows @ scaler.mean_
+    weight[present] = rows
+    bias[present] = shift
     return weight, bias
 
 

@@ -19,17 +19,44 @@ def fitted(
     strength: float,
     class_weight: str | None = None,
     one_scale: bool = False,
-) -> Any:
-    """Return the regression on scaled features, a scikit-learn pipeline of both steps."""
+    sample_weight: Floats | None = None,
+) -> tuple[Floats, Floats, Integers]:
+    """Return the regression as a classifier of raw features.
+
+    Returns:
+        Weight [K, d] and bias [K] in float64, and the classes of their rows, [K].
+    """
     from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
 
     model = LogisticRegression(C=strength, max_iter=PROBE_STEPS, class_weight=class_weight)
     # scikit-learn suspects few images per class
     with threads(train), warnings.catch_warnings(action="ignore"):
         scaler = fitted_scaler(train, one_scale)
-        model.fit(scaler.transform(train), labels)
-        return make_pipeline(scaler, model)
+        scaled = scaler.transform(train)
+        axes = _axes(scaled)
+        if axes is not None:
+            scaled = scaled @ axes
+        model.fit(scaled, labels, sample_weight)
+    weight = model.coef_.astype(np.float64)
+    bias = model.intercept_.astype(np.float64)
+    if len(weight) == 1:  # with two classes scikit-learn has only the difference of the logits
+        weight = np.concatenate([-weight, weight]) / 2
+        bias = np.concatenate([-bias, bias]) / 2
+    if axes is not None:
+        weight = weight @ axes.T
+    weight /= scaler.scale_
+    return weight, bias - weight @ scaler.mean_, model.classes_
+
+
+def _axes(rows: Floats) -> Floats | None:
+    """Return axes [d, n] of the space of n rows, in which fits are the same and faster.
+
+    None: there are more rows than features.
+    """
+    if rows.shape[1] <= len(rows):
+        return None
+    axes: Floats = np.linalg.svd(rows, full_matrices=False)[2].T
+    return axes
 
 
 def fitted_scaler(train: Floats, one_scale: bool) -> Any:
@@ -71,8 +98,8 @@ def held_out_hits(
     scaler = fitted_scaler(train, one_scale)
     train = scaler.transform(train)
     held_out = scaler.transform(held_out)
-    if train.shape[1] > len(train):  # fits in the rows' space are the same, several times faster
-        axes = np.linalg.svd(train, full_matrices=False)[2].T
+    axes = _axes(train)
+    if axes is not None:
         train = train @ axes
         held_out = held_out @ axes
     model = LogisticRegression(max_iter=500, warm_start=True, class_weight=class_weight)

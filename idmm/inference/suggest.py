@@ -124,7 +124,7 @@ def _without_copies(listing: Listing, data: Data) -> Split:
     aside = split_of(str(data.root), list(listing.aside))
     is_copy = copies(train, [*listing.evaluated, aside]) & (train.known_labels < 0)
     if is_copy.any():
-        log.info("left out %s of other images", counted(int(is_copy.sum()), "exact copie"))
+        log.info("left out %s of other images", counted(int(is_copy.sum()), "duplicate"))
     return train.take(np.flatnonzero(~is_copy))
 
 

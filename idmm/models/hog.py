@@ -164,13 +164,18 @@ class Hog(Backbone):
         # libraries differ in the last digits. 0.3 avoids ties
         return (images * 65535 + 0.3).floor() / 65535
 
-    def features_of(self, pixels: Tensor) -> Tensor:
-        """Return gradients and histogram of colours, [B, in_chans, 64, 64] in [0, 1] -> [B, D]."""
+    def grey(self, pixels: Tensor) -> Tensor:
+        """Return grey levels, [B, in_chans, H, W] -> [B, H, W]."""
         channels = pixels.unbind(1)
         grey = torch.zeros_like(channels[0])
         for weight, channel in zip(self.grey_weights, channels, strict=True):
             grey = grey + weight * channel
-        gradients = normalised_blocks(oriented_cells(grey)).flatten(1)
+        return grey
+
+    def features_of(self, pixels: Tensor) -> Tensor:
+        """Return gradients and histogram of colours, [B, in_chans, 64, 64] in [0, 1] -> [B, D]."""
+        channels = pixels.unbind(1)
+        gradients = normalised_blocks(oriented_cells(self.grey(pixels))).flatten(1)
         if len(channels) == 3:
             shares = hsv_histogram(pixels)
         else:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from idmm import config
+from idmm.config.base import CROP_MODES
 from idmm.config.commands import DataCheckConfig, DataDownloadConfig, ProbeConfig
 from idmm.data.check import (
     DatasetReport,
@@ -285,7 +286,7 @@ def _baseline(report: DatasetReport, listing: Listing, data: config.Data) -> Flo
         held_out = listing.test
     assert held_out is not None
     train = listing.train.take(baseline.sample_to_fit(listing.train.known_labels))
-    crop_mode = choose_crop_mode(listing.train)
+    crop_mode = CROP_MODES[choose_crop_mode(listing.train)]
     train, features = _features(report, train, crop_mode)
     test = held_out.take(np.flatnonzero(held_out.known_labels >= 0))
     test, test_features = _features(report, test, crop_mode)

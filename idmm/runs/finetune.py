@@ -8,7 +8,7 @@ from idmm.config import FinetuneConfig
 from idmm.config.phases import Phase
 from idmm.data.store import Stores
 from idmm.data.views import TrainTransform
-from idmm.evaluation.evaluate import Predictions
+from idmm.evaluation.evaluate import LinearHead, Predictions
 from idmm.evaluation.evaluators import Accuracy
 from idmm.methods.finetune import Finetune, balanced_weights
 from idmm.models.base import Backbone
@@ -35,12 +35,11 @@ from idmm.training.run import Run
 FinetuneRun = Run[FinetuneConfig]
 
 
-def train_classifier(
-    run: FinetuneRun, start_scores: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def train_classifier(run: FinetuneRun, head: LinearHead | None = None) -> dict[str, Any]:
     """Fine-tune on one split of the images. Return the content of ``result.json``.
 
-    ``start_scores``: What was measured before, e.g. the baseline, by its key in the result.
+    ``head``: The classifier to start from, on the features of the new run. None: one is fitted, or
+    random.
     """
     list_images = functools.partial(list_run_images, run.config)
     try_sizes(run, functools.partial(try_start, run))
@@ -50,25 +49,25 @@ def train_classifier(
         listing = list_images()
         images = run.store(listing, run.folder)
         write_split(run, listing)
-        if start_scores is not None:
-            run.folder.add_start_scores(start_scores)
         measure_baseline(run, images)
         if run.phases[0].epochs == 0:
-            result = fit_classifier_only(run, images)
+            result = fit_classifier_only(run, images, head)
         else:
-            result = train_phases(run, images)
+            result = train_phases(run, images, head)
         run.folder.write_result(result)
         return result
 
 
-def fit_classifier_only(run: FinetuneRun, images: Stores) -> dict[str, Any]:
+def fit_classifier_only(
+    run: FinetuneRun, images: Stores, head: LinearHead | None
+) -> dict[str, Any]:
     """Fit the classifier to the features of the backbone, and train nothing."""
     (phase,) = run.phases
     run.precision = "fp32"
     run.folder.take_back(1, 1)  # metrics.jsonl has no epoch
     model = build_backbone(run, phase, len(images.train.class_names)).eval()
     start_weights(run, phase, model, images.train)
-    predictions = init_classifier(run, phase, model, images)
+    predictions = init_classifier(run, phase, model, images, head)
     assert predictions is not None  # the backbone is frozen
     save_weights(run, images, model, backbone_state(model), {"classes": images.train.class_names})
     return {
@@ -79,12 +78,12 @@ def fit_classifier_only(run: FinetuneRun, images: Stores) -> dict[str, Any]:
     }
 
 
-def train_phases(run: FinetuneRun, images: Stores) -> dict[str, Any]:
+def train_phases(run: FinetuneRun, images: Stores, head: LinearHead | None) -> dict[str, Any]:
     """Train at one image size after the other, from that of the checkpoint on."""
     loop: Loop | None = None
     for phase in run.phases[run.first_phase - 1 :]:
         images = images.at(phase.size)  # val and test
-        model = build_network(run, phase, images, loop)
+        model = build_network(run, phase, images, loop, head)
         loop = None  # frees the memory of the last phase's model and optimizer
         if run.accelerator is not None:
             run.accelerator.free_memory()
@@ -98,7 +97,11 @@ def train_phases(run: FinetuneRun, images: Stores) -> dict[str, Any]:
 
 
 def build_network(
-    run: FinetuneRun, phase: Phase, images: Stores, loop_before: Loop | None
+    run: FinetuneRun,
+    phase: Phase,
+    images: Stores,
+    loop_before: Loop | None,
+    head: LinearHead | None,
 ) -> Backbone:
     """Build the model of a phase. It continues with the weights that ``loop_before`` trained.
 
@@ -114,7 +117,7 @@ def build_network(
     elif run.is_new:  # else the loop loads its state
         start_weights(run, phase, model, images.train)
         if run.config.train.classifier_init == "features":
-            init_classifier(run, phase, model, images)
+            init_classifier(run, phase, model, images, head)
     return model
 
 

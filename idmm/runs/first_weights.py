@@ -1,10 +1,10 @@
 """The start of a run's weights: a structured transformer, and a fitted classifier."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -16,6 +16,7 @@ from idmm.data.image_store import ImageStore
 from idmm.data.split import Split
 from idmm.data.store import Stores
 from idmm.evaluation.evaluate import (
+    LinearHead,
     Predictions,
     choose_strength,
     evaluating,
@@ -55,7 +56,7 @@ def start_weights(run: LabelledRun, phase: Phase, model: Backbone, train: ImageS
         numbers = numpy_rng(seed, "features").permutation(len(train))[:IMAGES]
         images = np.repeat(numbers, distributed.world())
         model.learn_start(eval_batches(run, train, phase.size, batch_size, images=images), seed)
-        log.info("%s: filters and components from %d training images", name, len(numbers))
+        log.info("%s: mixtures and centre from %d training images", name, len(numbers))
     elif run.config.model.start != "timm" and can_init_vit(model):
         images = mixed_images(len(train), batch_size, seed)[: PATCH_IMAGES * distributed.world()]
         init_vit(model, eval_batches(run, train, phase.size, batch_size, images=images), seed)
@@ -75,11 +76,15 @@ def mixed_images(count: int, batch_size: int, seed: int) -> NDArray[np.int64]:
 
 
 def init_classifier(
-    run: Run[FinetuneConfig], phase: Phase, model: Backbone, images: Stores
+    run: Run[FinetuneConfig],
+    phase: Phase,
+    model: Backbone,
+    images: Stores,
+    head: LinearHead | None = None,
 ) -> Predictions | None:
     """Fit the classifier of a new run to the training images' features, and save its accuracy.
 
-    All processes must call together.
+    All processes must call together. ``head`` of the first one is the classifier if it is given.
 
     Returns:
         The predictions for the test images. None: the features hardly differ, and the classifier
@@ -94,30 +99,45 @@ def init_classifier(
     batch_size = phase.batch_size
     with enough_for(batch_size):
         model.to(run.device)
-        if not config.model.freeze:  # a frozen backbone stays in evaluation mode
+        # a frozen backbone stays in evaluation mode, and the classifier of hog_conv starts without
+        # the features of its network
+        if not (config.model.freeze or isinstance(model, HogConv)):
             numbers = mixed_images(len(train), batch_size, config.seed)
             batches = eval_batches(run, train, size, batch_size, images=numbers)
             set_batch_norms(model, batches, run)
-        label = "features for the classifier, of train"
-        features = image_features(run, model, train, size=size, batch_size=batch_size, label=label)
-        deviation = spread(features)
-        # a fit to such features has weights so large that the first steps would destroy the
-        # backbone
-        if deviation < FLOORS["feature_std"] and not config.model.freeze:
-            log.warning(
-                "%s: the features of the training images hardly differ (feature_std %.2g), "
-                "so the classifier starts from fresh weights",
-                CLASSIFIER_INIT,
-                deviation,
-            )
+        if distributed.broadcast(head is not None):
+            set_classifier(model, head)
+        elif not _fit_to_features(run, phase, model, train):
             return None
-        fit_classifier(model, features.numpy(), train, config)
         accuracy = build_accuracy(run, phase, images.tested)
         predictions = accuracy.predict(model, "accuracy before the first step, on test")
     top1 = predictions.scores()["top1"]
     run.folder.add_start_scores({"start_top1": top1})
     log.info("before the first step: top-1 %.2f on %d test images", top1, len(images.tested))
     return predictions
+
+
+def _fit_to_features(
+    run: Run[FinetuneConfig], phase: Phase, model: Backbone, train: ImageStore
+) -> bool:
+    """Fit the classifier to the training images' features. Return False if they hardly differ."""
+    config = run.config
+    label = "features for the classifier, of train"
+    features = image_features(
+        run, model, train, size=phase.size, batch_size=phase.batch_size, label=label
+    )
+    deviation = spread(features)
+    # a fit to such features has weights so large that the first steps would destroy the backbone
+    if deviation < FLOORS["feature_std"] and not config.model.freeze:
+        log.warning(
+            "%s: the features of the training images hardly differ (feature_std %.2g), "
+            "so the classifier starts from fresh weights",
+            CLASSIFIER_INIT,
+            deviation,
+        )
+        return False
+    fit_classifier(model, features.numpy(), train, config)
+    return True
 
 
 def set_batch_norms(model: Backbone, batches: Iterable[Batch], run: LabelledRun) -> None:
@@ -168,29 +188,28 @@ def fit_classifier(
         features: Of the frozen backbone, [N, d].
         train: The images, with their labels.
     """
-    width = features.shape[1]
-    partly_fixed = model if isinstance(model, HogConv) else None
-    is_scaled = False
-    if partly_fixed is not None:
-        features = features[:, : partly_fixed.fixed]  # others are worth nothing before training
-        # then training does not see these logits, and others are scaled to them
-        is_scaled = partly_fixed.say != 0
-    fitted = None
+    fixed = features
+    if isinstance(model, HogConv):
+        fixed = features[:, : model.fixed]  # others are worth nothing before training
+    head = None
     if distributed.rank() == 0:
-        one_scale = type(model) is Hog
-        weight, bias = _fitted(features, train, config, model.num_classes, is_scaled, one_scale)
-        fitted = np.pad(weight, ((0, 0), (0, width - weight.shape[1]))), bias
-    weights, biases = map(torch.from_numpy, distributed.broadcast(fitted))  # [K, d], [K]
+        head = _fitted(fixed, train, config, model.num_classes, isinstance(model, Hog))
+    set_classifier(model, head)
+
+
+def set_classifier(model: Backbone, head: LinearHead | None) -> None:
+    """Set the model's classifier to that of the first process. All must call together.
+
+    Features beyond those of ``head`` [K, d] get the weight 0.
+    """
+    weight, bias = map(torch.from_numpy, distributed.broadcast(head))  # [K, d], [K]
     with torch.no_grad():
         for layer in linear_classifiers(model):
-            layer.weight.copy_(weights.view_as(layer.weight))
+            width = layer.weight[0].numel()
+            padded = F.pad(weight, (0, width - weight.shape[1]))
+            layer.weight.copy_(padded.view_as(layer.weight))
             assert layer.bias is not None
-            layer.bias.copy_(biases)
-    if partly_fixed is not None:
-        fixed_weights = weights.float()[:, : partly_fixed.fixed]
-        logits = torch.from_numpy(features) @ fixed_weights.T + biases.float()  # [N, K]
-        labels = torch.from_numpy(train.known_labels)
-        partly_fixed.weigh_learned(logits, labels, config.augment.label_smoothing)
+            layer.bias.copy_(bias)
 
 
 def _fitted(
@@ -198,9 +217,8 @@ def _fitted(
     train: ImageStore | Split,
     config: FinetuneConfig,
     classes: int,
-    is_scaled: bool,
     one_scale: bool,
-) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
+) -> LinearHead:
     """Return the weight [K, d] and bias [K] of the classifier of :func:`fit_classifier`."""
     labels = train.known_labels
     groups = train.groups
@@ -215,18 +233,16 @@ def _fitted(
         classes=train.classes,
         one_scale=one_scale,
     )
-    temperature = 1.0
-    if not is_scaled:
-        temperature = fit_temperature(
-            features,
-            labels,
-            choice.strength,
-            seed=config.seed,
-            smoothing=config.augment.label_smoothing,
-            class_weight=balanced,
-            groups=groups,
-            one_scale=one_scale,
-        )
+    temperature = fit_temperature(
+        features,
+        labels,
+        choice.strength,
+        seed=config.seed,
+        smoothing=config.augment.label_smoothing,
+        class_weight=balanced,
+        groups=groups,
+        one_scale=one_scale,
+    )
     weight, bias = fit_linear(features, labels, classes, choice.strength, balanced, one_scale)
     weight = weight / temperature
     bias = bias / temperature

@@ -164,7 +164,7 @@ class Run(Generic[C]):
         if saved is None:
             saved = {"range": None, "mean": None, "std": None}
         if self.crop_mode == "auto":
-            self.crop_mode = choose_crop_mode(listing.train)
+            self.crop_mode = CROP_MODES[choose_crop_mode(listing.train)]
             log.info("images: crop_mode %s, by the shapes of the training images", self.crop_mode)
         sizes = dict.fromkeys(phase.size for phase in self.phases)
         largest = max(sizes)

@@ -1,0 +1,177 @@
+"""A step of ``idmm train``: the features of all training images, which are computed once."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+
+from idmm.auto.plan import FEATURES, HOG_CONV, NETWORK, TrainState
+from idmm.batch import Batch
+from idmm.config import Data
+from idmm.config.base import CROP_MODES
+from idmm.config.commands import TrainCommand
+from idmm.data.images import CentreCrop
+from idmm.data.loaders import centre_crops
+from idmm.data.split import Listing, Split
+from idmm.data.store import Stores, store_images
+from idmm.evaluation import Floats, Integers
+from idmm.evaluation.evaluate import outputs_in_order
+from idmm.files import Json, replacing
+from idmm.models import create_backbone
+from idmm.models.build import export_kwargs
+from idmm.models.hog_conv import IMAGES, HogConv
+from idmm.models.spec import ModelSpec
+from idmm.models.weights import save_model
+from idmm.progress import counting, duration, log
+from idmm.seeding import derive, numpy_rng, seeded
+from idmm.text import counted
+from idmm.training.device import pick_device
+
+ROWS = "rows.npz"
+BATCH = 16  # images at a time: on CPUs more are slower (benchmarks/results/speed.md)
+MOST_UNLABELLED = 20_000  # images without a label whose features are computed
+
+
+@dataclass(frozen=True)
+class Features:
+    """Training images with their features."""
+
+    train: Split
+    rows: Floats  # [N, d]
+
+    def take(self, numbers: Integers) -> "Features":
+        """Return some of the images."""
+        return Features(self.train.take(numbers), self.rows[numbers])
+
+    def labelled(self) -> "Features":
+        """Return the images that have a label."""
+        return self.take(np.flatnonzero(self.train.known_labels >= 0))
+
+
+def training_features(
+    command: TrainCommand, state: TrainState, data: Data, spec: ModelSpec, train: Split
+) -> Features:
+    """Return the features of the training images.
+
+    OUT/features gets the network that computes them, and the features themselves, so that a
+    resumed command has both. OUT/network gets the same with a network that will learn.
+
+    Args:
+        command: Its folder, device and seed are used.
+        state: Its plan has the sizes of images, and the network that will learn next to the
+            features.
+        data: The images as the command reads them.
+        spec: The network that will learn. If it starts from weights and the plan has sizes for
+            them, their features are used, too.
+        train: All images to train on.
+    """
+    folder = Path(command.out) / FEATURES
+    plan = state.plan
+    images = _used_images(train, command.seed)
+    if (folder / ROWS).exists():
+        with np.load(folder / ROWS) as saved:
+            return Features(images, saved["rows"])
+    started_at = time.monotonic()
+    stores = store_images(
+        Listing(images),
+        data,
+        plan.features_size,
+        {},
+        value_range=spec.range,
+        mean=spec.mean,
+        std=spec.std,
+    )
+    network = {"name": spec.name, "kwargs": spec.kwargs}
+    kwargs: Json = {"learned": network | {"size": plan.size}}
+    if plan.frozen_sizes:
+        kwargs["frozen"] = network | {"sizes": plan.frozen_sizes}
+    model = _network(command, kwargs, stores, spec)
+    rows = _rows(model, stores, state, command)
+    _save(Path(command.out) / NETWORK, model, kwargs, stores, state, spec)
+    model.learned = None
+    _save(folder, model, kwargs | {"learned": {}}, stores, state, spec)
+    with replacing(folder / ROWS) as file:
+        np.savez(file, rows=rows)
+    log.info(
+        "%d features of %s in %s",
+        rows.shape[1],
+        counted(len(images), "image"),
+        duration(time.monotonic() - started_at),
+    )
+    return Features(images, rows)
+
+
+def _used_images(train: Split, seed: int) -> Split:
+    """Return the images without most of those that have no label, if they are very many."""
+    unlabelled = np.flatnonzero(train.known_labels < 0)
+    if len(unlabelled) <= MOST_UNLABELLED:
+        return train
+    drawn = numpy_rng(seed, "unlabelled").permutation(unlabelled)[:MOST_UNLABELLED]
+    labelled = np.flatnonzero(train.known_labels >= 0)
+    log.info("features: %d of %d images without a label are used", len(drawn), len(unlabelled))
+    return train.take(np.sort(np.concatenate([labelled, drawn])))
+
+
+def _network(command: TrainCommand, kwargs: Json, stores: Stores, spec: ModelSpec) -> HogConv:
+    """Build ``hog_conv``. Both of its networks start from the weights, if there are some."""
+    with seeded(derive(command.seed, "model")):
+        backbone = create_backbone(HOG_CONV, in_chans=stores.train.channels, **kwargs)
+    model = cast(HogConv, backbone.eval())
+    model.set_statistics(stores.mean, stores.std)
+    for part in (model.frozen, model.learned):
+        if part is not None and spec.init is not None:
+            log.info("%s", spec.init.load_into(part.network))
+    return model
+
+
+def _rows(model: HogConv, stores: Stores, state: TrainState, command: TrainCommand) -> Floats:
+    """Find mixtures and centre of the model. Return the features of all images, [N, d]."""
+    device = pick_device(command.device)
+    crop_mode = CROP_MODES[state.counts.crop_mode]
+
+    def crops(size: int, numbers: Integers | None = None) -> Iterator[Batch]:
+        crop = CentreCrop.of(size, 1.0, crop_mode, stores.mean)
+        return centre_crops(stores.train, crop, stores.mean, stores.std, BATCH, images=numbers)
+
+    count = len(stores.train)
+    some = numpy_rng(command.seed, "features").permutation(count)[:IMAGES]
+    model.learn_mixtures(crops(state.plan.hand_size, some), command.seed)
+    model.to(device)
+    batches = counting(crops(state.plan.features_size), count, "taking features")
+    (raw,) = outputs_in_order(
+        model, batches, lambda batch: [model.raw(batch["images"].to(device))], local=True
+    )
+    model.centre.copy_(torch.from_numpy(raw.mean(axis=0)))
+    parts = torch.from_numpy(raw).split(BATCH)
+    return torch.cat([model.scaled(part.to(device)).cpu() for part in parts]).numpy()
+
+
+def _save(
+    folder: Path, model: HogConv, kwargs: Json, stores: Stores, state: TrainState, spec: ModelSpec
+) -> None:
+    """Write the model, weights and JSON."""
+    extra: Json = {}
+    if stores.value_range is not None:
+        extra["range"] = stores.value_range
+    bands = stores.train.bands
+    if spec.bands is not None:
+        extra["bands"] = spec.bands
+        if bands is not None and spec.bands:
+            extra["file_channels"] = bands.count
+    save_model(
+        folder,
+        "backbone",
+        model.state_dict(),
+        name=HOG_CONV,
+        kwargs=export_kwargs(HOG_CONV, kwargs, None, stores.train.channels),
+        mean=stores.mean,
+        std=stores.std,
+        size=state.plan.features_size,
+        crop_pct=1.0,
+        crop_mode=CROP_MODES[state.counts.crop_mode],
+        extra=extra,
+    )

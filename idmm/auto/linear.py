@@ -1,0 +1,128 @@
+"""A step of ``idmm train``: a linear classifier on the features of all training images.
+
+Images without a label get guessed ones, which count less than given ones.
+"""
+
+import numpy as np
+
+from idmm.auto.features import Features
+from idmm.evaluation import Floats, Integers
+from idmm.evaluation.evaluate import (
+    USUAL_STRENGTH,
+    LinearHead,
+    choose_strength,
+    fit_linear,
+    fit_temperature,
+)
+from idmm.evaluation.similarity import Neighbours, nearest, spread_labels, unit_rows
+from idmm.progress import log
+
+NEIGHBOURS = 10  # nearest images that each image is joined to
+# largest weight of an image whose label is guessed, and the strength (times the features' number)
+# of a fit to guesses (benchmarks/results/features.md)
+GUESSED = 0.3
+GUESSED_STRENGTH = 10.0
+SMOOTHING = 0.1  # of labels, in the training of a network next to the classifier
+
+
+def fit_head(features: Features, seed: int, smoothing: float) -> LinearHead:
+    """Return a linear classifier, fitted to given labels and to those guessed from them.
+
+    Its logits are divided by a temperature, so that a network that learns next to it need not
+    correct them.
+
+    Args:
+        features: Of the training images. Some have a label, of each class at least one.
+        seed: Of the folds.
+        smoothing: Label smoothing of the training that follows.
+    """
+    given = features.labelled()
+    labels = given.train.known_labels
+    groups = given.train.groups
+    classes = len(given.train.class_names)
+    choice = choose_strength(given.rows, labels, seed, groups=groups, one_scale=True)
+    head = fit_linear(given.rows, labels, classes, choice.strength, one_scale=True)
+    log.info(
+        "linear classifier: fitted to %d labelled images, C = %g, chosen by %s",
+        len(labels),
+        choice.strength,
+        choice.by,
+    )
+    if len(given.rows) < len(features.rows):
+        return _fit_to_guesses(features, head)
+    temperature = fit_temperature(
+        given.rows,
+        labels,
+        choice.strength,
+        seed=seed,
+        smoothing=smoothing,
+        groups=groups,
+        one_scale=True,
+    )
+    weight, bias = head
+    return weight / temperature, bias / temperature
+
+
+def _fit_to_guesses(features: Features, head: LinearHead) -> LinearHead:
+    """Return a classifier that is also fitted to guessed labels.
+
+    Labels spread to similar images. A guess weighs as much as it is sure, times the square of how
+    often similar images agree on the class that ``head`` predicts.
+    """
+    rows = features.rows
+    labels = features.train.known_labels
+    weight, bias = head
+    classes = len(bias)
+    units = unit_rows(rows)
+    near = nearest(units, NEIGHBOURS)
+    apart = near
+    if features.train.groups is not None:
+        apart = nearest(units, NEIGHBOURS, features.train.groups)
+    shares = spread_labels(near, labels, classes)  # [N, K]
+    entropy = -(shares * np.log(np.maximum(shares, 1e-12))).sum(axis=1)
+    is_reached = shares.any(axis=1)
+    sure = np.where(is_reached, 1 - entropy / np.log(classes), 0.0)
+    predicted = (rows @ weight.T + bias).argmax(axis=1)
+    agreement = agreement_of(apart, predicted)
+    log.info(
+        "%d images without a label get a guessed one. Similar images agree on %.0f %% of classes, "
+        "corrected for chance",
+        (labels < 0).sum(),
+        100 * agreement,
+    )
+    weights = GUESSED * agreement**2 * sure.clip(0, 1)
+    guessed = np.where(labels < 0, shares.argmax(axis=1), labels)
+    weights = np.where(labels < 0, weights, 1.0)
+    used = weights > 0
+    strength = GUESSED_STRENGTH / rows.shape[1]
+    return fit_linear(
+        rows[used],
+        guessed[used],
+        classes,
+        min(USUAL_STRENGTH, strength),
+        one_scale=True,
+        sample_weight=weights[used],
+    )
+
+
+def agreement_of(near: Neighbours, predicted: Integers) -> float:
+    """Return how often images have the class of a near one, with chance at 0, at most 1.
+
+    Args:
+        near: The nearest images of each, of other groups. Those with the value -inf do not count.
+        predicted: Classes, [N].
+    """
+    share = np.bincount(predicted) / len(predicted)
+    chance = float(share @ share)
+    agrees = predicted[near.index] == predicted[:, None]  # [N, k]
+    counts = np.isfinite(near.value)
+    agreed = agrees[counts].sum() / max(1, counts.sum())
+    return max(0.0, float(agreed - chance) / max(1 - chance, 1e-9))
+
+
+def correct(head: LinearHead, features: Features) -> Floats:
+    """Return which images a classifier gets right, bool [N]."""
+    weight, bias = head
+    predicted = (features.rows @ weight.T + bias).argmax(axis=1)
+    matches: Floats = predicted == features.train.known_labels
+    return matches

@@ -1,0 +1,150 @@
+"""A step of ``idmm train``: a trial of a network against the linear classifier."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from idmm import distributed
+from idmm.auto.features import Features
+from idmm.auto.linear import SMOOTHING, correct, fit_head
+from idmm.auto.plan import ENOUGH, TRIAL, TRIAL_SHARE, Classifier, TrainState
+from idmm.config.commands import TrainCommand
+from idmm.data.split import Listing
+from idmm.data.stratify import Fold, stratified_folds, units_of
+from idmm.data.user_lists import class_rows
+from idmm.evaluation import Integers
+from idmm.evaluation.evaluate import LinearHead
+from idmm.files import Json, read_csv, write_csv
+from idmm.progress import log
+from idmm.report.stats import PREDICTIONS
+from idmm.text import counted
+from idmm.training.log import details_in_file
+
+RunStep = Callable[[TrainCommand, TrainState, str, float, LinearHead | None], Json]
+
+
+def choose_classifier(
+    command: TrainCommand,
+    state: TrainState,
+    features: Features | None,
+    remaining: float,
+    run_step: RunStep,
+) -> float:
+    """Set ``state.best``, and ``candidates`` if there is a trial. Return the minutes that it took.
+
+    The network is kept if it leads the linear classifier by more than one standard error of the
+    difference, on the same held-out images.
+
+    Args:
+        command, state: Of ``idmm train``.
+        features: Of the training images. None: in another process than the first.
+        remaining: Minutes that are left.
+        run_step: Runs a step, see :mod:`idmm.auto.train`.
+    """
+    reason = _hindrance(command, state, (1 - TRIAL_SHARE) * remaining)
+    if reason:
+        log.info("no network is trained: %s", reason)
+        state.best = Classifier.LINEAR
+        return 0.0
+    folds = distributed.broadcast(_folds(features))
+    minutes = TRIAL_SHARE * remaining / len(folds)
+    linear: list[bool] = []
+    network: list[bool] = []
+    units: list[int] = []
+    spent = 0.0
+    for number, fold in enumerate(folds, start=1):
+        head = None
+        step = f"{TRIAL}/{number}"
+        if features is not None:
+            listing, head = _without(features, fold, command.seed)
+            write_csv(Path(command.out) / f"{step}.csv", class_rows(listing.parts))
+            given = features.labelled()
+            linear += correct(head, given.take(fold.held_out)).tolist()
+            every_unit = units_of(given.train.known_labels, given.train.groups)
+            units += every_unit[fold.held_out].tolist()
+        result = run_step(command, state, step, minutes, head)
+        spent += result["seconds"] / 60
+        if features is not None:
+            network += _answers(Path(command.out) / step, listing)
+    state.candidates, state.best = distributed.broadcast(_judged(linear, network, units))
+    return spent
+
+
+def _hindrance(command: TrainCommand, state: TrainState, minutes: float) -> str:
+    """Return why no network is tried. '' if one is."""
+    counts = state.counts
+    if command.data.name not in (None, "folder"):
+        return "a trial needs a folder of your own images"
+    if not counts.divisible:
+        return "the labelled images cannot be divided for a trial"
+    if not state.plan.network_fits(counts.labelled, minutes):
+        return "there is too little time. Try more --minutes"
+    return ""
+
+
+def _folds(features: Features | None) -> list[Fold]:
+    """Return folds of the labelled images, as many as hold out enough of them."""
+    if features is None:
+        return []
+    train = features.labelled().train
+    chosen: list[Fold] = []
+    held_out = 0
+    for fold in stratified_folds(train.known_labels, train.groups, classes=train.class_names):
+        if held_out < ENOUGH:
+            chosen.append(fold)
+            held_out += len(fold.held_out)
+    return chosen
+
+
+def _without(features: Features, fold: Fold, seed: int) -> tuple[Listing, LinearHead]:
+    """Return the labelled images with those held out as ``test``, and a classifier without them.
+
+    Images without a label stay. Held-out images, and others of their groups, are none of these.
+    """
+    labels = features.train.known_labels
+    given = np.flatnonzero(labels >= 0)
+    used = np.flatnonzero(labels < 0)
+    groups = features.train.groups
+    if groups is not None:
+        used = used[~np.isin(groups[used], groups[given[fold.held_out]])]
+    numbers: Integers = np.sort(np.concatenate([given[fold.train], used]))
+    with details_in_file():
+        head = fit_head(features.take(numbers), seed, SMOOTHING)
+    labelled = features.train.take(given)
+    return Listing(labelled.take(fold.train), test=labelled.take(fold.held_out)), head
+
+
+def _answers(run: Path, listing: Listing) -> list[bool]:
+    """Return which test images a run got right, in the order of the listing."""
+    rows = {}
+    for row in read_csv(run / PREDICTIONS):
+        rows[row["path"]] = row["class"] == row["predicted"]
+    assert listing.test is not None
+    return [rows[name] for name in listing.test.names]
+
+
+def _judged(
+    linear: list[bool], network: list[bool], units: list[int]
+) -> tuple[dict[Classifier, float], Classifier] | None:
+    """Return the accuracy of both (percent), and which is kept. None: in another process.
+
+    ``units``: Number of each image's group, its own without groups. Images of a group answer alike.
+    """
+    if not linear:
+        return None
+    gains = np.array(network, dtype=int) - np.array(linear, dtype=int)  # 1, 0 or -1
+    lead = int(gains.sum())
+    error = float(np.sqrt(np.square(np.bincount(units, weights=gains)).sum()))
+    log.info(
+        "trial on %s: the network is right on %d more than the linear classifier, with a standard "
+        "error of %.1f",
+        counted(len(gains), "held-out image"),
+        lead,
+        error,
+    )
+    candidates = {
+        Classifier.LINEAR: 100 * float(np.mean(linear)),
+        Classifier.NETWORK: 100 * float(np.mean(network)),
+    }
+    return candidates, Classifier.NETWORK if lead > error else Classifier.LINEAR
