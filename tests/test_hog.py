@@ -221,7 +221,7 @@ def started(images, seed=0, **kwargs):
 
 @torch.no_grad()
 @pytest.mark.parametrize("channels", [1, 3, 5])
-def test_fixed_features_are_centred_groups_of_length_1(channels):
+def test_fixed_features_are_centred_groups_that_have_weights(channels):
     images = tiles()[0]
     if channels != 3:
         images = images.mean(1, keepdim=True).repeat(1, channels, 1, 1)
@@ -232,8 +232,11 @@ def test_fixed_features_are_centred_groups_of_length_1(channels):
     assert torch.equal(features, started(images, frozen=frozen_network)(images)), "from the seed"
     raw = torch.cat([model.raw(part) for part in images.split(16)])
     groups = (raw - raw.mean(0)).split(model.groups, dim=1)
-    expected = torch.cat([group / group.norm(dim=1, keepdim=True) for group in groups], dim=1)
-    assert_allclose(features[:, : model.fixed], expected, atol=1e-4)
+    weights = 3 * [0.5] + 2 * [0.5, 1.0, 1.0, 2.0]
+    parts = []
+    for group, weight in zip(groups, weights, strict=True):
+        parts.append(weight**0.5 * group / group.norm(dim=1, keepdim=True))
+    assert_allclose(features[:, : model.fixed], torch.cat(parts, dim=1), atol=1e-4)
     assert_allclose(features[:, model.fixed :], model.learned(images), atol=1e-4)
 
 

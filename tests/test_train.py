@@ -369,7 +369,8 @@ PHOTOS = Counts(768, 768, 12, 32)
 STAMPS = Counts(465, 465, 10, 96)
 SPEECH = Counts(2000, 50, 10, 64)
 FEW_DIGITS = Counts(1437, 50, 10, 8)
-LARGE = Counts(768, 768, 12, 500)
+
+CONVNET = {"model": {"name": "resnet18", "kwargs": {}}}
 VIT_16 = {"model": {"name": "vit_tiny_patch16_224", "kwargs": {}}}
 
 
@@ -378,15 +379,15 @@ VIT_16 = {"model": {"name": "vit_tiny_patch16_224", "kwargs": {}}}
     [
         (1, FEW_DIGITS, {}, None, (32, [], 32)),
         (3, PHOTOS, {}, None, (32, [], 32)),
-        (3, STAMPS, {}, None, (80, [], 96)),
+        (3, STAMPS, {}, None, (96, [], 96)),
         (0.7, STAMPS, {}, None, (32, [], 32)),
         # the comparison has a size of its own
         (3, STAMPS, {"way": "pretrain"}, None, (48, [], 96)),
         (1, SPEECH, {}, None, (64, [], 64)),
         (1, SPEECH, {"size": 48}, None, (48, [], 48)),
         # weights: half of their size at least, also of small images
-        (3, STAMPS, {"init": "x"}, 224, (160, [112, 224], 96)),
-        (0.5, PHOTOS, {"init": "x"}, 224, (112, [112, 224], 32)),
+        (6, STAMPS, {"init": "x", **CONVNET}, 224, (128, [112, 224], 80)),
+        (0.5, PHOTOS, {"init": "x", **CONVNET}, 224, (112, [112, 224], 32)),
         # built for one size
         (3, PHOTOS, {"init": "x", **VIT_16}, 224, (224, [224], 224)),
         (3, PHOTOS, {"init": "x", "size": 96, **VIT_16}, 224, (96, [96], 96)),
@@ -395,9 +396,8 @@ VIT_16 = {"model": {"name": "vit_tiny_patch16_224", "kwargs": {}}}
 def test_the_sizes_that_there_is_time_for(minutes, counts, flags, weights, sizes):
     """On a CPU, as runs of these sets were measured; nothing is timed. Of the network, of weights
     whose features are used, and of the comparison."""
-    command = parsing.build(
-        TrainCommand, {"out": "x", "device": "cpu", "minutes": minutes, **flags}
-    )
+    keys = {"out": "x", "data": {"root": "x"}, "device": "cpu", "minutes": minutes}
+    command = parsing.build(TrainCommand, keys | flags)
     plan = make_plan(command, counts, weights)
     assert (plan.size, plan.frozen_sizes, plan.scratch_size) == sizes
     assert sum(line.startswith("size: ") for line in plan.why) == 1
@@ -616,8 +616,13 @@ def test_weights_for_other_images(bits, bands, fits, tmp_path):
         for number in range(2 * count):
             path = root / part / "ab"[number % 2] / f"{number}.tif"
             path.parent.mkdir(parents=True, exist_ok=True)
-            noise = np.random.default_rng(number).integers(0, 2**bits, (bands, 16, 16))
-            tifffile.imwrite(path, noise.squeeze().astype(f"uint{bits}"))
+            seed = 100 * count + number
+            noise = np.random.default_rng(seed).integers(0, 2**bits, (bands, 16, 16))
+            pixels = noise.squeeze().astype(f"uint{bits}")
+            if bands == 3:
+                Image.fromarray(pixels.transpose(1, 2, 0)).save(path)
+            else:
+                tifffile.imwrite(path, pixels, photometric="minisblack")
     flags = {"data.labelled": "{per_class: 2}"}
     flags |= {"init": tmp_path / "w", "model.name": None, "model.kwargs": None, "size": None}
     if bands == 5:

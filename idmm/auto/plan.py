@@ -174,8 +174,9 @@ def make_plan(
     if weights_size is not None:
         frozen_sizes = [weights_size // 2, weights_size]
         if accepts(model["name"], "img_size"):  # built for one size, as vision transformers are
-            command = replace(command, size=command.size or weights_size)
-            frozen_sizes = [weights_size]
+            own_size = command.size or weights_size
+            command = replace(command, size=own_size)
+            frozen_sizes = [own_size]
     labels = (
         f"{counts.images} images to train on, {counts.labelled} of them labelled "
         f"({counts.labelled / counts.classes:.0f} per class)"

@@ -219,6 +219,12 @@ def _planned(command: TrainCommand, out: Path) -> tuple[TrainState, Listing]:
         weights_size = default_size(spec)
     model = replace(command.model, name=spec.name, kwargs=spec.kwargs)
     plan = make_plan(replace(command, model=model), count(listing), weights_size, is_foreign)
+    if plan.way == "pretrain" and chosen.subset and data.labels is not None:
+        whole = list_images(replace(chosen, subset=None), labelled=False, unlabelled=False)
+        if whole.train.labels is None:  # stage 1 would draw from images without labels, too
+            raise UserError.of(
+                "data.subset", "some training images have no label", "Pass data.labelled instead"
+            )
     if distributed.rank() == 0:
         content = listing_fingerprint(with_unlabelled(images))
         write_json(out / IMAGES, content | {"time": opened_at})
@@ -266,6 +272,7 @@ def _run_steps(
     if listing is None:
         listing = list_images(data, labelled=True, unlabelled=True)
     features = None
+    state.save(out)
     if distributed.rank() == 0:
         features = training_features(command, state, data, _spec(command, init), listing.train)
     distributed.broadcast(None)  # the others wait for the files
