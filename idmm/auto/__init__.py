@@ -1,1 +1,1 @@
-"""``idmm train``: its plan, the images, pseudo-labels, and the runs that it is made of."""
+"""``idmm train``: its plan, the images, their features, and the runs that it is made of."""

@@ -199,7 +199,7 @@ def count(listing: Listing) -> Counts:
     sides = [min(size) for size in sampled_sizes(train)]
     folds = stratified_folds(labels, labelled.groups)
     side = int(statistics.median(sides or [0]))
-    divisible = bool(folds) and set(labels[folds[0].train].tolist()) == present
+    divisible = bool(folds) and all(set(labels[fold.train].tolist()) == present for fold in folds)
     classes = len(train.class_names)
     untrained = list(listing.untrained)
     return Counts(

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from idmm import distributed
 from idmm.auto.plan import FEATURES, HOG_CONV, NETWORK, TrainState
 from idmm.batch import Batch
 from idmm.config import Data
@@ -54,8 +55,10 @@ class Features:
 
 def training_features(
     command: TrainCommand, state: TrainState, data: Data, spec: ModelSpec, train: Split
-) -> Features:
-    """Return the features of the training images.
+) -> Features | None:
+    """Return the features of the training images. None: in another process than the first.
+
+    All processes must call together.
 
     OUT/features gets the network that computes them, and the features themselves, so that a
     resumed command has both. OUT/network gets the same with a network that will learn.
@@ -70,21 +73,33 @@ def training_features(
         train: All images to train on.
     """
     folder = Path(command.out) / FEATURES
-    plan = state.plan
     images = _used_images(train, command.seed)
-    if (folder / ROWS).exists():
-        with np.load(folder / ROWS) as saved:
-            return Features(images, saved["rows"])
+    if not distributed.broadcast((folder / ROWS).exists()):
+        stores = store_images(
+            Listing(images),
+            data,
+            state.plan.features_size,
+            {},
+            value_range=spec.range,
+            mean=spec.mean,
+            std=spec.std,
+        )
+        if distributed.rank() == 0:
+            _write_features(command, state, stores, spec)
+    distributed.broadcast(None)  # the others wait for the files
+    if distributed.rank() > 0:
+        return None
+    with np.load(folder / ROWS) as saved:
+        return Features(images, saved["rows"])
+
+
+def _write_features(
+    command: TrainCommand, state: TrainState, stores: Stores, spec: ModelSpec
+) -> None:
+    """Write the files of :func:`training_features`, the features last."""
     started_at = time.monotonic()
-    stores = store_images(
-        Listing(images),
-        data,
-        plan.features_size,
-        {},
-        value_range=spec.range,
-        mean=spec.mean,
-        std=spec.std,
-    )
+    folder = Path(command.out) / FEATURES
+    plan = state.plan
     network = {"name": spec.name, "kwargs": spec.kwargs}
     kwargs: Json = {"learned": network | {"size": plan.size}}
     if plan.frozen_sizes:
@@ -99,10 +114,9 @@ def training_features(
     log.info(
         "%d features of %s in %s",
         rows.shape[1],
-        counted(len(images), "image"),
+        counted(len(rows), "image"),
         duration(time.monotonic() - started_at),
     )
-    return Features(images, rows)
 
 
 def _used_images(train: Split, seed: int) -> Split:
@@ -133,21 +147,24 @@ def _rows(model: HogConv, stores: Stores, state: TrainState, command: TrainComma
     device = pick_device(command.device)
     crop_mode = CROP_MODES[state.counts.crop_mode]
 
-    def crops(size: int, numbers: Integers | None = None) -> Iterator[Batch]:
+    def crops(size: int, numbers: Integers) -> Iterator[Batch]:
         crop = CentreCrop.of(size, 1.0, crop_mode, stores.mean)
-        return centre_crops(stores.train, crop, stores.mean, stores.std, BATCH, images=numbers)
+        images = np.repeat(numbers, distributed.world())  # this process takes all of them
+        return centre_crops(stores.train, crop, stores.mean, stores.std, BATCH, images=images)
 
     count = len(stores.train)
     some = numpy_rng(command.seed, "features").permutation(count)[:IMAGES]
     model.learn_mixtures(crops(state.plan.hand_size, some), command.seed)
     model.to(device)
-    batches = counting(crops(state.plan.features_size), count, "taking features")
+    batches = counting(crops(state.plan.features_size, np.arange(count)), count, "taking features")
     (raw,) = outputs_in_order(
         model, batches, lambda batch: [model.raw(batch["images"].to(device))], local=True
     )
     model.centre.copy_(torch.from_numpy(raw.mean(axis=0)))
-    parts = torch.from_numpy(raw).split(BATCH)
-    return torch.cat([model.scaled(part.to(device)).cpu() for part in parts]).numpy()
+    rows = torch.from_numpy(raw)
+    for part in rows.split(BATCH):  # in place, as there may be gigabytes
+        part.copy_(model.scaled(part.to(device)))
+    return raw
 
 
 def _save(

@@ -4,9 +4,10 @@ Images without a label get guessed ones, which count less than given ones.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from idmm.auto.features import Features
-from idmm.evaluation import Floats, Integers
+from idmm.evaluation import Integers
 from idmm.evaluation.evaluate import (
     USUAL_STRENGTH,
     LinearHead,
@@ -120,9 +121,9 @@ def agreement_of(near: Neighbours, predicted: Integers) -> float:
     return max(0.0, float(agreed - chance) / max(1 - chance, 1e-9))
 
 
-def correct(head: LinearHead, features: Features) -> Floats:
-    """Return which images a classifier gets right, bool [N]."""
+def correct(head: LinearHead, features: Features) -> NDArray[np.bool_]:
+    """Return which images a classifier gets right, [N]."""
     weight, bias = head
     predicted = (features.rows @ weight.T + bias).argmax(axis=1)
-    matches: Floats = predicted == features.train.known_labels
+    matches: NDArray[np.bool_] = predicted == features.train.known_labels
     return matches

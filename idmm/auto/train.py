@@ -271,20 +271,18 @@ def _run_steps(
     data = data_of(command, state)
     if listing is None:
         listing = list_images(data, labelled=True, unlabelled=True)
-    features = None
     state.save(out)
-    if distributed.rank() == 0:
-        features = training_features(command, state, data, _spec(command, init), listing.train)
-    distributed.broadcast(None)  # the others wait for the files
+    features = training_features(command, state, data, _spec(command, init), listing.train)
     spent = distributed.broadcast((clock.now() - started_at) / 60)
     remaining -= state.minutes.setdefault("features", round(spent, 3))
     state.save(out)
     if state.best is None:
         remaining -= choose_classifier(command, state, features, remaining, _run_step)
-        state.save(out)
     head = None
+    started_at = clock.now()
     if features is not None:
         head = fit_head(features, command.seed, SMOOTHING)
+    remaining -= (clock.now() - started_at) / 60
     result = _run_step(command, state, "last", remaining, head)
     if state.counts.untrained:
         result = {**result, "untrained_classes": state.counts.untrained}

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from idmm import distributed
+from idmm.auto.configs import MANY_LABELS
 from idmm.auto.features import Features
 from idmm.auto.linear import SMOOTHING, correct, fit_head
 from idmm.auto.plan import ENOUGH, TRIAL, TRIAL_SHARE, Classifier, TrainState
@@ -19,6 +20,7 @@ from idmm.files import Json, read_csv, write_csv
 from idmm.progress import log
 from idmm.report.stats import PREDICTIONS
 from idmm.text import counted
+from idmm.training import clock
 from idmm.training.log import details_in_file
 
 RunStep = Callable[[TrainCommand, TrainState, str, float, LinearHead | None], Json]
@@ -34,7 +36,8 @@ def choose_classifier(
     """Set ``state.best``, and ``candidates`` if there is a trial. Return the minutes that it took.
 
     The network is kept if it leads the linear classifier by more than one standard error of the
-    difference, on the same held-out images.
+    difference, on the same held-out images. Of a dataset of ``data.name`` it is kept if there are
+    many labels.
 
     Args:
         command, state: Of ``idmm train``.
@@ -42,10 +45,14 @@ def choose_classifier(
         remaining: Minutes that are left.
         run_step: Runs a step, see :mod:`idmm.auto.train`.
     """
-    reason = _hindrance(command, state, (1 - TRIAL_SHARE) * remaining)
+    reason = distributed.broadcast(_hindrance(command, state, (1 - TRIAL_SHARE) * remaining))
     if reason:
         log.info("no network is trained: %s", reason)
         state.best = Classifier.LINEAR
+        return 0.0
+    if _is_named(command):
+        log.info("the network is trained without a trial, as the classes have many labels")
+        state.best = Classifier.NETWORK
         return 0.0
     folds = distributed.broadcast(_folds(features))
     minutes = TRIAL_SHARE * remaining / len(folds)
@@ -55,6 +62,7 @@ def choose_classifier(
     spent = 0.0
     for number, fold in enumerate(folds, start=1):
         head = None
+        started_at = clock.now()
         step = f"{TRIAL}/{number}"
         if features is not None:
             listing, head = _without(features, fold, command.seed)
@@ -63,6 +71,7 @@ def choose_classifier(
             linear += correct(head, given.take(fold.held_out)).tolist()
             every_unit = units_of(given.train.known_labels, given.train.groups)
             units += every_unit[fold.held_out].tolist()
+        spent += (clock.now() - started_at) / 60
         result = run_step(command, state, step, minutes, head)
         spent += result["seconds"] / 60
         if features is not None:
@@ -74,13 +83,18 @@ def choose_classifier(
 def _hindrance(command: TrainCommand, state: TrainState, minutes: float) -> str:
     """Return why no network is tried. '' if one is."""
     counts = state.counts
-    if command.data.name not in (None, "folder"):
+    if _is_named(command) and counts.labelled < MANY_LABELS * counts.classes:
         return "a trial needs a folder of your own images"
     if not counts.divisible:
         return "the labelled images cannot be divided for a trial"
     if not state.plan.network_fits(counts.labelled, minutes):
         return "there is too little time. Try more --minutes"
     return ""
+
+
+def _is_named(command: TrainCommand) -> bool:
+    """Return whether the images are a dataset's, whose parts cannot be listed anew for a trial."""
+    return command.data.name not in (None, "folder")
 
 
 def _folds(features: Features | None) -> list[Fold]:
@@ -137,10 +151,11 @@ def _judged(
     lead = int(gains.sum())
     error = float(np.sqrt(np.square(np.bincount(units, weights=gains)).sum()))
     log.info(
-        "trial on %s: the network is right on %d more than the linear classifier, with a standard "
-        "error of %.1f",
+        "trial on %s: the linear classifier is right on %d, the network on %d. The standard error "
+        "of the difference is %.1f",
         counted(len(gains), "held-out image"),
-        lead,
+        sum(linear),
+        sum(network),
         error,
     )
     candidates = {

@@ -130,8 +130,8 @@ class TrainData(Data):
 
 @section
 class TrainCommand(Common):
-    """Train a classifier on a folder of images in a given time. Backbone, image size and training
-    stages depend on the number of images and labels. The reasons are printed."""
+    """Train a classifier on a folder of images in a given time: a linear one on fixed features,
+    with a network next to them if that is better on held-out images. The choices are printed."""
 
     COMMAND: ClassVar = "train"
     ONE_OF: ClassVar = ("data.root", "data.name")
