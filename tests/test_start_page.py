@@ -66,7 +66,7 @@ def test_commands(tmp_path, monkeypatch, capsys):
         "check/exclude.txt",
         "x/confusion.png",
         "x/report/report.html",
-        "x/stage1/explore/neighbours.png",
+        "x/explore/neighbours.png",
     ):
         assert (tmp_path / "runs" / name).exists(), name
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 1 + 2 * 256
