@@ -183,6 +183,28 @@ def test_processes_go_by_the_first_ones_plan(tmp_path):
         assert both.said().count("{'plan': '0'}") == 2, both.said()
 
 
+def test_processes_share_the_features_and_the_trial(images, tmp_path):
+    out = tmp_path / "x"
+    argv = command_line(images, out, minutes=0.6)
+    code = f"""
+import sys
+from idmm.auto import trial
+from idmm.cli import main
+from idmm.models import hog_conv
+hog_conv.PATCHES = 2000
+trial.ENOUGH = 1
+sys.exit(main({list(map(str, argv))}))
+"""
+    (tmp_path / "train.py").write_text(code)
+    with Together([tmp_path / "train.py"], tmp_path / "said") as both:
+        assert both.wait() == 0, both.said()
+    with np.load(out / "features/rows.npz") as features:
+        assert len(features["rows"]) == 16
+    saved = read(out / "train.json")
+    assert saved["candidates"].keys() == {LINEAR, NETWORK}
+    assert saved["result"] == read(out / "result.json")
+
+
 def test_another_command_is_refused(done, images, capsys):
     before = (done / "train.json").read_bytes()
     *lines, last = refused(
