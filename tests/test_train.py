@@ -664,15 +664,13 @@ def test_weights_for_other_images(bits, bands, fits, tmp_path):
 
 
 def coloured(root, **counts):
-    """Two classes of equal brightness and colours, which hog_conv tells apart and hog does not: one
-    half is blue, the other red."""
+    """Two classes that hand-made features tell apart."""
     draw = np.random.default_rng(0)
-    halves = np.repeat([(30, 73, 200), (200, 40, 30)], 8, axis=0)[:, None]
     for split, count in counts.items():
-        for name, colours in (("blue", halves), ("red", halves[::-1])):
+        for name, colour in (("blue", (30, 40, 200)), ("red", (200, 40, 30))):
             (root / split / name).mkdir(parents=True)
             for number in range(count):
-                pixels = draw.normal(colours, 30, (16, 16, 3)).clip(0, 255)
+                pixels = draw.normal(colour, 30, (16, 16, 3)).clip(0, 255)
                 path = root / split / name / f"{number}.png"
                 Image.fromarray(pixels.astype(np.uint8)).save(path)
     return root
