@@ -14,7 +14,6 @@ from frozen import NAME, a_run
 from helpers import (
     Process,
     Together,
-    call_ok,
     distance,
     flags,
     inside,
@@ -406,15 +405,3 @@ def test_a_micro_batch_without_an_image_is_no_nan(name):
     assert bool(torch.isfinite(loss))
     gradients = [p.grad for p in method.parameters() if p.grad is not None]
     assert max(float(gradient.abs().max()) for gradient in gradients) == 0
-
-
-def test_train_on_two_processes(tmp_path):
-    """The first process computes the features of all images, and fits the classifier."""
-    argv = ["train", "--data.name", "digits", "--data.labelled", "{per_class: 2}"]
-    argv += ["--minutes", "5", "--device", "cpu", "--out"]
-    one, two = (str(tmp_path / name) for name in ("one", "two"))
-    call_ok([*argv, one])
-    with Together([*argv, two], f"{two}.err") as processes:
-        processes.succeed()
-    results = [read(f"{out}/result.json") | {"seconds": 0} for out in (one, two)]
-    assert results[0] == results[1]

@@ -24,6 +24,7 @@ from idmm.evaluation.evaluate import outputs_in_order
 from idmm.files import Json, replacing
 from idmm.models import create_backbone
 from idmm.models.build import export_kwargs
+from idmm.models.hog import SIDE
 from idmm.models.hog_conv import IMAGES, HogConv
 from idmm.models.spec import ModelSpec
 from idmm.models.weights import save_model
@@ -154,7 +155,7 @@ def _rows(model: HogConv, stores: Stores, state: TrainState, command: TrainComma
 
     count = len(stores.train)
     some = numpy_rng(command.seed, "features").permutation(count)[:IMAGES]
-    model.learn_mixtures(crops(state.plan.hand_size, some), command.seed)
+    model.learn_mixtures(crops(SIDE, some), command.seed)
     model.to(device)
     batches = counting(crops(state.plan.features_size, np.arange(count)), count, "taking features")
     (raw,) = outputs_in_order(

@@ -72,7 +72,6 @@ class Plan:
     size: int  # of the images of that network (pixels)
     # of the images of weights whose features are used. Empty: hand-made features only
     frozen_sizes: list[int] = field(default_factory=list)
-    hand_size: int = SIDE  # of the images that hand-made features are computed of, at least
     scratch_size: int = 0  # of the comparison with training from scratch
     pixels_per_second: float = PIXELS_PER_SECOND["cpu"]  # that are trained on
     fixed_pixels: int = 0  # that each image costs as well
@@ -81,7 +80,7 @@ class Plan:
     @property
     def features_size(self) -> int:
         """Side of the images that features are computed of (pixels)."""
-        return max(self.hand_size, *self.frozen_sizes, 0)
+        return max([SIDE, *self.frozen_sizes])
 
     @property
     def size_together(self) -> int:
@@ -232,7 +231,7 @@ def _with_sizes(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
 
 def _size_line(plan: Plan, counts: Counts) -> str:
     """Return the sizes of the images in words."""
-    sizes = f"{plan.hand_size} px for hand-made features"
+    sizes = f"{SIDE} px for hand-made features"
     if plan.frozen_sizes:
         sides = " and ".join(map(str, plan.frozen_sizes))
         sizes = f"{sides} px for the features of --init, {sizes}"

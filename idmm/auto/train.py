@@ -23,7 +23,16 @@ from idmm.auto.data import (
 )
 from idmm.auto.features import training_features
 from idmm.auto.linear import SMOOTHING, fit_head
-from idmm.auto.plan import FEATURES, FILE, STAGE1, STARTUP, Classifier, TrainState, make_plan
+from idmm.auto.plan import (
+    FEATURES,
+    FILE,
+    NETWORK,
+    STAGE1,
+    STARTUP,
+    Classifier,
+    TrainState,
+    make_plan,
+)
 from idmm.auto.trial import choose_classifier
 from idmm.config import FinetuneConfig, parsing
 from idmm.config.commands import TrainCommand
@@ -173,12 +182,14 @@ def _check_files(out: Path) -> None:
 
 def _release(out: Path, is_new: bool) -> None:
     """Remove the state of a command that failed, or its new folder, unless a run began."""
-    has_run = any(holds_run(out / step) for step in ("", "stage1", FEATURES))
+    has_run = any(holds_run(out / step) for step in ("", "stage1"))
     if has_run or any(out.rglob("*.lock")):
         return
     if is_new:
         shutil.rmtree(out, ignore_errors=True)
     else:
+        for name in (FEATURES, NETWORK):
+            shutil.rmtree(out / name, ignore_errors=True)
         (out / FILE).unlink(missing_ok=True)
 
 
