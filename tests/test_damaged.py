@@ -100,7 +100,7 @@ def test_a_model_that_loads_weights_by_itself_is_refused(finished, where, tmp_pa
     loads = {"pretrained": True}
     info["kwargs"] |= loads
     if where == "inside":
-        network = {"name": "resnet10t", "kwargs": loads, "size": 32}
+        network = {"name": "resnet10t", "kwargs": loads, "sizes": [32]}
         info |= {
             "name": "hog_conv",
             "kwargs": {"num_classes": 2, "frozen": network},

@@ -173,6 +173,7 @@ def test_idmm_train_counts_groups(tmp_path, capsys, caplog, monkeypatch, fake_cl
         Image.fromarray((pixels + noise).clip(0, 255).astype(np.uint8)).save(scene)
     caplog.set_level(logging.INFO, "idmm")
     monkeypatch.setattr(trial, "ENOUGH", 30)
+    monkeypatch.setattr(trial, "FEW", 1)
     out = tmp_path / "x"
     argv = [
         "train",

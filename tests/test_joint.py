@@ -203,10 +203,7 @@ def test_what_unlabelled_is_for(tmp_path, caplog):
     (root / "unlabelled/notes.txt").write_text("")
     with caplog.at_level("INFO"):
         splits = list_images(section(root), labelled=False)
-    assert (
-        f"data.root: '{root}' has 8 images, and 3 more without labels, for pretraining only"
-        in caplog.messages
-    )
+    assert f"data.root: '{root}' has 8 images, and 3 more without labels" in caplog.messages
     assert len(splits.train) == 11
     assert splits.train.labels.tolist() == [0] * 4 + [1] * 4 + [-1] * 3
     assert len(list_images(section(root), labelled=True).train) == 8, "fine-tuning and probes"
@@ -288,7 +285,7 @@ def test_a_run_is_tested_and_exports_its_classifier(ran, root):
     assert torch.equal(shared["model/head.weight"], state(out)["ema"]["head.weight"])
     log = (out / "log.txt").read_text()
     assert "method.label_weight: 8 of 20 training images are used with their labels" in log
-    assert "has 16 images, and 4 more without labels, for pretraining only" in log
+    assert "has 16 images, and 4 more without labels" in log
 
 
 OWN = ("classifier", "classifier_init", "classifier_lr_scale", "label_weight")

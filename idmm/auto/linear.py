@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 from idmm.auto.features import Features
 from idmm.evaluation import Integers
 from idmm.evaluation.evaluate import (
-    USUAL_STRENGTH,
     LinearHead,
-    choose_strength,
     fit_linear,
     fit_temperature,
 )
@@ -19,10 +17,12 @@ from idmm.evaluation.similarity import Neighbours, nearest, spread_labels, unit_
 from idmm.progress import log
 
 NEIGHBOURS = 10  # nearest images that each image is joined to
-# largest weight of an image whose label is guessed, and the strength (times the features' number)
-# of a fit to guesses (benchmarks/results/features.md)
-GUESSED = 0.3
+# scikit-learn's C on features of length 1, of fits to given labels and to guessed ones as well, and
+# the largest weight of an image whose label is guessed (benchmarks/results/features.md)
+STRENGTH = 100.0
 GUESSED_STRENGTH = 10.0
+GUESSED = 0.3
+AGREEMENT = 0.65  # of similar images, without which guesses did harm (the same record)
 SMOOTHING = 0.1  # of labels, in the training of a network next to the classifier
 
 
@@ -41,20 +41,19 @@ def fit_head(features: Features, seed: int, smoothing: float) -> LinearHead:
     labels = given.train.known_labels
     groups = given.train.groups
     classes = len(given.train.class_names)
-    choice = choose_strength(given.rows, labels, seed, groups=groups, one_scale=True)
-    head = fit_linear(given.rows, labels, classes, choice.strength, one_scale=True)
-    log.info(
-        "linear classifier: fitted to %d labelled images, C = %g, chosen by %s",
-        len(labels),
-        choice.strength,
-        choice.by,
-    )
+    # with one scale, rows have the length of the root of their number of features
+    strength = STRENGTH / given.rows.shape[1]
+    head = fit_linear(given.rows, labels, classes, strength, one_scale=True)
+    log.info("linear classifier: fitted to %d labelled images", len(labels))
+    guessed = None
     if len(given.rows) < len(features.rows):
-        return _fit_to_guesses(features, head)
+        guessed = _fit_to_guesses(features, head)
+    if guessed is not None:
+        return guessed
     temperature = fit_temperature(
         given.rows,
         labels,
-        choice.strength,
+        strength,
         seed=seed,
         smoothing=smoothing,
         groups=groups,
@@ -64,11 +63,11 @@ def fit_head(features: Features, seed: int, smoothing: float) -> LinearHead:
     return weight / temperature, bias / temperature
 
 
-def _fit_to_guesses(features: Features, head: LinearHead) -> LinearHead:
+def _fit_to_guesses(features: Features, head: LinearHead) -> LinearHead | None:
     """Return a classifier that is also fitted to guessed labels.
 
     Labels spread to similar images. A guess weighs as much as it is sure, times the square of how
-    often similar images agree on the class that ``head`` predicts.
+    often similar images agree on the class that ``head`` predicts. None: they rarely agree.
     """
     rows = features.rows
     labels = features.train.known_labels
@@ -79,18 +78,26 @@ def _fit_to_guesses(features: Features, head: LinearHead) -> LinearHead:
     apart = near
     if features.train.groups is not None:
         apart = nearest(units, NEIGHBOURS, features.train.groups)
-    shares = spread_labels(near, labels, classes)  # [N, K]
-    entropy = -(shares * np.log(np.maximum(shares, 1e-12))).sum(axis=1)
-    is_reached = shares.any(axis=1)
-    sure = np.where(is_reached, 1 - entropy / np.log(classes), 0.0)
     predicted = (rows @ weight.T + bias).argmax(axis=1)
     agreement = agreement_of(apart, predicted)
+    if agreement < AGREEMENT:
+        log.info(
+            "images without a label get no guessed one: similar images agree on %.0f %% of "
+            "classes, corrected for chance, less than %.0f",
+            100 * agreement,
+            100 * AGREEMENT,
+        )
+        return None
     log.info(
         "%d images without a label get a guessed one. Similar images agree on %.0f %% of classes, "
         "corrected for chance",
         (labels < 0).sum(),
         100 * agreement,
     )
+    shares = spread_labels(near, labels, classes)  # [N, K]
+    entropy = -(shares * np.log(np.maximum(shares, 1e-12))).sum(axis=1)
+    is_reached = shares.any(axis=1)
+    sure = np.where(is_reached, 1 - entropy / np.log(classes), 0.0)
     weights = GUESSED * agreement**2 * sure.clip(0, 1)
     guessed = np.where(labels < 0, shares.argmax(axis=1), labels)
     weights = np.where(labels < 0, weights, 1.0)
@@ -100,7 +107,7 @@ def _fit_to_guesses(features: Features, head: LinearHead) -> LinearHead:
         rows[used],
         guessed[used],
         classes,
-        min(USUAL_STRENGTH, strength),
+        strength,
         one_scale=True,
         sample_weight=weights[used],
     )

@@ -28,6 +28,7 @@ FIXED_PIXELS = {"cuda": 24_000}
 OTHERS = 0.25  # rate of other networks, relative to the ConvNet's
 PASSES = 30  # passes over the images that there must be time for at a size
 WEIGHTS_PASSES = 5  # the same for a network that starts from weights
+MOST = 0.7  # share of the passes without which no network is tried
 MANY_PASSES = 60  # passes from which on mixed images help. In stage 1 each crop of an image counts
 STARTUP = 20.0  # seconds for imports, for reading images and for the end
 HELD_OUT = 0.2  # of the labelled images, for tests if there are none
@@ -96,8 +97,8 @@ class Plan:
         return MANY_PASSES * self.pass_seconds(images, size) <= 60 * minutes
 
     def network_fits(self, images: int, minutes: float) -> bool:
-        """Return whether the network has time for half of its passes at least."""
-        return self.passes / 2 * self.pass_seconds(images, self.size) <= 60 * minutes
+        """Return whether the network has time for most of its passes."""
+        return MOST * self.passes * self.pass_seconds(images, self.size) <= 60 * minutes
 
 
 @dataclass

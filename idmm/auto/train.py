@@ -29,6 +29,7 @@ from idmm.auto.plan import (
     NETWORK,
     STAGE1,
     STARTUP,
+    TRIAL,
     Classifier,
     TrainState,
     make_plan,
@@ -72,7 +73,7 @@ from idmm.training.log import details_in_file, log_once, logging_by, screen
 from idmm.training.run_folder import check_config
 
 CHANCE = 0.05  # p-value below which a difference counts
-LEAST = 0.1  # of the time, for each step at least
+LEAST = 0.1  # of the time, for each step at least, but for folds of the trial
 IMAGES = "images.json"  # the digests of the images that the command began with
 SHORTEST = 0.01  # minutes for all steps, which divide them to a thousandth
 
@@ -326,7 +327,8 @@ def _run_step(
 
     The terminal gets a line and the progress. ``head``: What the classifier starts from.
     """
-    minutes = distributed.broadcast(round(max(minutes, LEAST * command.minutes), 3))
+    least = SHORTEST if step.startswith(TRIAL) else LEAST * command.minutes
+    minutes = distributed.broadcast(round(max(minutes, least), 3))
     minutes = state.minutes.setdefault(step, minutes)
     state.save(Path(command.out))
     config = step_config(command, state, step, minutes)

@@ -15,7 +15,7 @@ from idmm.data.split import Listing
 from idmm.data.stratify import Fold, stratified_folds, units_of
 from idmm.data.user_lists import class_rows
 from idmm.evaluation import Integers
-from idmm.evaluation.evaluate import LinearHead
+from idmm.evaluation.evaluate import FEW, LinearHead
 from idmm.files import Json, read_csv, write_csv
 from idmm.progress import log
 from idmm.report.stats import PREDICTIONS
@@ -83,6 +83,8 @@ def choose_classifier(
 def _hindrance(command: TrainCommand, state: TrainState, minutes: float) -> str:
     """Return why no network is tried. '' if one is."""
     counts = state.counts
+    if counts.labelled < FEW * counts.classes:  # the held-out ones would be too few to choose by
+        return f"there are fewer than {FEW} labels per class"
     if _is_named(command) and counts.labelled < MANY_LABELS * counts.classes:
         return "a trial needs a folder of your own images"
     if not counts.divisible:
@@ -143,7 +145,9 @@ def _judged(
 ) -> tuple[dict[Classifier, float], Classifier] | None:
     """Return the accuracy of both (percent), and which is kept. None: in another process.
 
-    ``units``: Number of each image's group, its own without groups. Images of a group answer alike.
+    Args:
+        linear, network: Whether each held-out image is right.
+        units: Number of each image's group, its own without groups. Images of a group answer alike.
     """
     if not linear:
         return None

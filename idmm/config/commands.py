@@ -147,7 +147,8 @@ class TrainCommand(Common):
     way: Literal["auto", "pretrain"] = "auto"
     """pretrain: learn from all images by IDMM first. auto: do not."""
     size: Side | None = None
-    """Image side (pixels). Default: the images' own size, at most 224, less if time is short."""
+    """Image side of the network (pixels). Default: that of the images, at most 224, or by the
+    weights. Less if time is short."""
     flip: Probability = 0.5
     """Probability of a horizontal flip. Set to 0 if mirroring changes the meaning (text,
     spectrograms)."""

@@ -133,7 +133,7 @@ def _read(data: Data, labelled: bool, unlabelled: bool, least_classes: int | Non
     if splits.unlabelled is not None:
         log.info(
             f"data.root: '{data.root}' has {len(splits.train)} images, and "
-            f"{len(splits.unlabelled)} more without labels, for pretraining only"
+            f"{len(splits.unlabelled)} more without labels"
         )
     return splits
 

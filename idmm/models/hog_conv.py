@@ -28,9 +28,8 @@ COLOURS = 24  # the same of colours, at most
 PATCHES = 40_000  # of all images, that the mixtures are fitted to, at most
 IMAGES = 1024  # that :meth:`HogConv.learn_start` should see, at most
 DEPTHS = 3  # of a frozen network, before its last features
-# weights of the groups in products of features (benchmarks/results/features.md)
+# their weights in products of features. Each hand-made group has 1 (benchmarks/results/features.md)
 DEPTH_WEIGHTS = (0.5, 1.0, 1.0, 2.0)
-BESIDE = 0.5  # of each hand-made group, next to a frozen network
 BLOCKS = 6  # stages from which on they are the blocks of a transformer
 CONVNET: dict[str, Any] = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 
@@ -138,7 +137,7 @@ class HogConv(Hog):
         if frozen:
             self.frozen = FrozenNetwork(in_chans, **frozen)
             self.groups += self.frozen.widths
-            weights = [*[BESIDE] * 3, *self.frozen.weights]
+            weights += self.frozen.weights
         self.scales = [math.sqrt(weight) for weight in weights]
         self.fixed = sum(self.groups)
         self.register_buffer("centre", torch.zeros(self.fixed))
