@@ -232,7 +232,7 @@ def test_fixed_features_are_centred_groups_that_have_weights(channels):
     assert torch.equal(features, started(images, frozen=frozen_network)(images)), "from the seed"
     raw = torch.cat([model.raw(part) for part in images.split(16)])
     groups = (raw - raw.mean(0)).split(model.groups, dim=1)
-    weights = 3 * [0.5] + 2 * [0.5, 1.0, 1.0, 2.0]
+    weights = 3 * [1.0] + 2 * [0.5, 1.0, 1.0, 2.0]
     parts = []
     for group, weight in zip(groups, weights, strict=True):
         parts.append(weight**0.5 * group / group.norm(dim=1, keepdim=True))
