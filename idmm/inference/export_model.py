@@ -35,7 +35,7 @@ BATCH = 32  # images that a network processes at a time
 CHECKED = 16  # images that an exported network is compared with torch on
 OPSET = 18  # the lowest that torch's exporter writes without a conversion. Most programs support it
 # median of the images' largest differences from torch, as a share of the largest output
-TOLERANCE = 5e-3  # square roots of shares of pixels amplify a pixel in another bin
+TOLERANCE = 1e-3
 
 
 class Source:

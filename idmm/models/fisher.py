@@ -20,7 +20,6 @@ STEP = 4  # between patches (pixels)
 CLIP = 0.2  # largest value of a cell in a descriptor of length 1 (Lowe, IJCV 2004)
 FLAT = 1e-3  # added to lengths: the contrast of flat patches is not blown up
 SMALL = 1e-6  # smallest divisor
-ROUND = 1e-5  # added before roots, so that rounding errors stay small
 ITERATIONS = 30  # of the mixture's fit
 LEAST_VARIANCE = 1e-4  # of a Gaussian, where the mean variance of patches is 1
 
@@ -102,7 +101,7 @@ class FisherVectors(nn.Module):
         moments = second - 2 * self.centres * first + total * self.centres.square()
         by_deviation = weight * (moments * precisions - total) / math.sqrt(2)
         vectors = torch.cat([by_mean.flatten(1), by_deviation.flatten(1)], dim=1)
-        return F.normalize(vectors * (vectors.abs() + ROUND).rsqrt(), eps=SMALL)
+        return F.normalize(vectors.sign() * vectors.abs().sqrt(), eps=SMALL)
 
 
 def gradient_descriptors(grey: Tensor) -> Tensor:
@@ -121,7 +120,7 @@ def gradient_descriptors(grey: Tensor) -> Tensor:
     unit = cells / (cells.norm(dim=2, keepdim=True) + FLAT)
     clipped = unit.clamp(max=CLIP)
     lengths = clipped.norm(dim=2, keepdim=True) + SMALL
-    roots: Tensor = (clipped / lengths + ROUND).sqrt()
+    roots: Tensor = (clipped / lengths + SMALL**2).sqrt()
     return roots
 
 

@@ -19,7 +19,7 @@ from idmm.batch import Batch
 from idmm.models.base import any_tensor, resized
 from idmm.models.build import Kwargs, create_backbone, feature_width
 from idmm.models.fisher import FisherVectors, colour_descriptors, gradient_descriptors
-from idmm.models.hog import SIDE, Hog
+from idmm.models.hog import SIDE, SMALL, Hog
 from idmm.seeding import derive
 
 GAUSSIANS = 16
@@ -30,7 +30,6 @@ IMAGES = 1024  # that :meth:`HogConv.learn_start` should see, at most
 DEPTHS = 3  # of a frozen network, before its last features
 # their weights in products of features. Each hand-made group has 1 (benchmarks/results/features.md)
 DEPTH_WEIGHTS = (0.5, 1.0, 1.0, 2.0)
-LEAST_LENGTH = 0.01  # of a centred group: the rounding errors of shorter ones are not blown up
 BLOCKS = 6  # stages from which on they are the blocks of a transformer
 CONVNET: dict[str, Any] = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 
@@ -166,7 +165,7 @@ class HogConv(Hog):
         groups = (raw - self.centre).split(self.groups, dim=1)
         parts = []
         for group, scale in zip(groups, self.scales, strict=True):
-            parts.append(scale * F.normalize(group, eps=LEAST_LENGTH))
+            parts.append(scale * F.normalize(group, eps=SMALL))
         return torch.cat(parts, dim=1)
 
     def forward_features(self, x: Tensor) -> Tensor:
