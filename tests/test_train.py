@@ -126,9 +126,14 @@ def test_what_is_written(done, images, capsys):
         assert len(features["rows"]) == 16, "all training images"
     kept = "network" if saved["best"] == NETWORK else "features"
     assert tuned["init"] == str(done / kept)
-    learned = idmm.load_backbone(done / "network").learned.network.state_dict()
+    joined = idmm.load_backbone(done / "network")
     pretrained = idmm.load_backbone(done / "stage1").state_dict()
+    learned = joined.learned.network.state_dict()
     assert all(torch.equal(learned[key], pretrained[key]) for key in pretrained)
+    frozen = joined.frozen.network.state_dict()
+    counts = {key for key in pretrained if key.endswith("num_batches_tracked")}
+    assert frozen.keys() == pretrained.keys() - counts, "frozen norms count nothing"
+    assert all(torch.equal(frozen[key], pretrained[key]) for key in frozen)
     assert scratch["init"] is None
     assert stage1["views"]["crops"] == [{"count": 2, "scale": [0.35, 1.0]}]
     assert stage1["views"]["jitter"] == [0.4, 0.4, 0, 0]
@@ -406,7 +411,7 @@ VIT_16 = {"model": {"name": "vit_tiny_patch16_224", "kwargs": {}}}
         (3, STAMPS, {}, None, (96, [], 96)),
         (0.7, STAMPS, {}, None, (32, [], 32)),
         # the comparison has a size of its own
-        (3, STAMPS, {"way": "pretrain"}, None, (48, [], 96)),
+        (3, STAMPS, {"way": "pretrain"}, None, (48, [48], 96)),
         (1, SPEECH, {}, None, (64, [], 64)),
         (1, SPEECH, {"size": 48}, None, (48, [], 48)),
         # weights: half of their size at least, also of small images

@@ -71,7 +71,8 @@ class Plan:
     model: Json  # the network that learns
     why: list[str]
     size: int  # of the images of that network (pixels)
-    # of the images of weights whose features are used. Empty: hand-made features only
+    # of the images of weights, of --init or of stage 1, whose features are used. Empty: hand-made
+    # features only
     frozen_sizes: list[int] = field(default_factory=list)
     scratch_size: int = 0  # of the comparison with training from scratch
     pixels_per_second: float = PIXELS_PER_SECOND["cpu"]  # that are trained on
@@ -161,7 +162,7 @@ def make_plan(
         command, counts: What the plan is for.
         weights_size: Side of the images of the weights of ``init`` (pixels). None: there are none.
         is_foreign: Whether these weights are for images of other channels or values. Then their
-            features are not used.
+            features are not used, unless stage 1 adapts them.
     """
     model = parsing.to_dict(command.model)
     if not (command.init or command.model.name):
@@ -193,6 +194,8 @@ def make_plan(
     if not is_foreign and frozen_sizes:
         plan = replace(plan, passes=WEIGHTS_PASSES, frozen_sizes=frozen_sizes)
     plan = _with_sizes(command, plan, counts)
+    if plan.way == "pretrain" and not plan.frozen_sizes:  # the features of stage 1 are used, too
+        plan = replace(plan, frozen_sizes=[plan.size])
     return replace(plan, why=[*plan.why, _size_line(plan, counts)])
 
 
@@ -235,7 +238,7 @@ def _size_line(plan: Plan, counts: Counts) -> str:
     sizes = f"{SIDE} px for hand-made features"
     if plan.frozen_sizes:
         sides = " and ".join(map(str, plan.frozen_sizes))
-        sizes = f"{sides} px for the features of --init, {sizes}"
+        sizes = f"{sides} px for the features of its weights, {sizes}"
     enlarged = ""
     if counts.side < plan.size_together:
         enlarged = ". Smaller images are enlarged"
