@@ -29,6 +29,7 @@ from idmm.models.hog_conv import IMAGES, HogConv
 from idmm.models.spec import ModelSpec
 from idmm.models.weights import save_model
 from idmm.progress import counting, duration, log
+from idmm.runs.outputs import image_entries
 from idmm.seeding import derive, numpy_rng, seeded
 from idmm.text import counted
 from idmm.training.device import pick_device
@@ -172,14 +173,6 @@ def _save(
     folder: Path, model: HogConv, kwargs: Json, stores: Stores, state: TrainState, spec: ModelSpec
 ) -> None:
     """Write the model, weights and JSON."""
-    extra: Json = {}
-    if stores.value_range is not None:
-        extra["range"] = stores.value_range
-    bands = stores.train.bands
-    if spec.bands is not None:
-        extra["bands"] = spec.bands
-        if bands is not None and spec.bands:
-            extra["file_channels"] = bands.count
     save_model(
         folder,
         "backbone",
@@ -191,5 +184,5 @@ def _save(
         size=state.plan.features_size,
         crop_pct=1.0,
         crop_mode=CROP_MODES[state.counts.crop_mode],
-        extra=extra,
+        extra=image_entries(spec, stores),
     )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idmm.auto.features import Features
-from idmm.evaluation import Integers
+from idmm.evaluation import Floats, Integers
 from idmm.evaluation.evaluate import (
     LinearHead,
     fit_linear,
@@ -26,7 +26,7 @@ AGREEMENT = 0.65  # of similar images, without which guesses did harm (the same 
 SMOOTHING = 0.1  # of labels, in the training of a network next to the classifier
 
 
-def fit_head(features: Features, seed: int, smoothing: float) -> LinearHead:
+def fit_head(features: Features, seed: int) -> LinearHead:
     """Return a linear classifier, fitted to given labels and to those guessed from them.
 
     Its logits are divided by a temperature, so that a network that learns next to it need not
@@ -35,7 +35,6 @@ def fit_head(features: Features, seed: int, smoothing: float) -> LinearHead:
     Args:
         features: Of the training images. Some have a label, of each class at least one.
         seed: Of the folds.
-        smoothing: Label smoothing of the training that follows.
     """
     given = features.labelled()
     labels = given.train.known_labels
@@ -55,7 +54,7 @@ def fit_head(features: Features, seed: int, smoothing: float) -> LinearHead:
         labels,
         strength,
         seed=seed,
-        smoothing=smoothing,
+        smoothing=SMOOTHING,
         groups=groups,
         one_scale=True,
     )
@@ -71,14 +70,14 @@ def _fit_to_guesses(features: Features, head: LinearHead) -> LinearHead | None:
     """
     rows = features.rows
     labels = features.train.known_labels
-    weight, bias = head
+    _, bias = head
     classes = len(bias)
     units = unit_rows(rows)
     near = nearest(units, NEIGHBOURS)
     apart = near
     if features.train.groups is not None:
         apart = nearest(units, NEIGHBOURS, features.train.groups)
-    predicted = (rows @ weight.T + bias).argmax(axis=1)
+    predicted = predict(head, rows)
     agreement = agreement_of(apart, predicted)
     if agreement < AGREEMENT:
         log.info(
@@ -128,9 +127,14 @@ def agreement_of(near: Neighbours, predicted: Integers) -> float:
     return max(0.0, float(agreed - chance) / max(1 - chance, 1e-9))
 
 
+def predict(head: LinearHead, rows: Floats) -> Integers:
+    """Return the classes that a classifier predicts for features [N, d], [N]."""
+    weight, bias = head
+    predicted: Integers = (rows @ weight.T + bias).argmax(axis=1)
+    return predicted
+
+
 def correct(head: LinearHead, features: Features) -> NDArray[np.bool_]:
     """Return which images a classifier gets right, [N]."""
-    weight, bias = head
-    predicted = (features.rows @ weight.T + bias).argmax(axis=1)
-    matches: NDArray[np.bool_] = predicted == features.train.known_labels
+    matches: NDArray[np.bool_] = predict(head, features.rows) == features.train.known_labels
     return matches

@@ -22,7 +22,7 @@ from idmm.auto.data import (
     readable_images,
 )
 from idmm.auto.features import training_features
-from idmm.auto.linear import SMOOTHING, fit_head
+from idmm.auto.linear import fit_head
 from idmm.auto.plan import (
     FEATURES,
     FILE,
@@ -230,7 +230,8 @@ def _planned(command: TrainCommand, out: Path) -> tuple[TrainState, Listing]:
         is_foreign = chosen.channels != known.in_chans or (is_deep and known.range == AUTO)
         weights_size = default_size(spec)
     model = replace(command.model, name=spec.name, kwargs=spec.kwargs)
-    plan = make_plan(replace(command, model=model), count(listing), weights_size, is_foreign)
+    counts = count(listing)
+    plan = make_plan(replace(command, model=model), counts, weights_size, is_foreign)
     if plan.way == "pretrain" and chosen.subset and data.labels is not None:
         whole = list_images(replace(chosen, subset=None), labelled=False, unlabelled=False)
         if whole.train.labels is None:  # stage 1 would draw from images without labels, too
@@ -240,7 +241,6 @@ def _planned(command: TrainCommand, out: Path) -> tuple[TrainState, Listing]:
     if distributed.rank() == 0:
         content = listing_fingerprint(with_unlabelled(images))
         write_json(out / IMAGES, content | {"time": opened_at})
-    counts = count(listing)
     state = TrainState(parsing.to_dict(command), parsing.to_dict(chosen), counts, plan)
     return state, listing
 
@@ -293,7 +293,7 @@ def _run_steps(
     head = None
     started_at = clock.now()
     if features is not None:
-        head = fit_head(features, command.seed, SMOOTHING)
+        head = fit_head(features, command.seed)
     remaining -= (clock.now() - started_at) / 60
     result = _run_step(command, state, "last", remaining, head)
     if state.counts.untrained:

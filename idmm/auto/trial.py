@@ -8,7 +8,7 @@ import numpy as np
 from idmm import distributed
 from idmm.auto.configs import MANY_LABELS
 from idmm.auto.features import Features
-from idmm.auto.linear import SMOOTHING, correct, fit_head
+from idmm.auto.linear import correct, fit_head
 from idmm.auto.plan import ENOUGH, TRIAL, TRIAL_SHARE, Classifier, TrainState
 from idmm.config.commands import TrainCommand
 from idmm.data.split import Listing
@@ -16,9 +16,9 @@ from idmm.data.stratify import Fold, stratified_folds, units_of
 from idmm.data.user_lists import class_rows
 from idmm.evaluation import Integers
 from idmm.evaluation.evaluate import FEW, LinearHead
-from idmm.files import Json, read_csv, write_csv
+from idmm.files import Json, write_csv
 from idmm.progress import log
-from idmm.report.stats import PREDICTIONS
+from idmm.report.stats import read_answers
 from idmm.text import counted
 from idmm.training import clock
 from idmm.training.log import details_in_file
@@ -126,18 +126,18 @@ def _without(features: Features, fold: Fold, seed: int) -> tuple[Listing, Linear
         used = used[~np.isin(groups[used], groups[given[fold.held_out]])]
     numbers: Integers = np.sort(np.concatenate([given[fold.train], used]))
     with details_in_file():
-        head = fit_head(features.take(numbers), seed, SMOOTHING)
+        head = fit_head(features.take(numbers), seed)
     labelled = features.train.take(given)
     return Listing(labelled.take(fold.train), test=labelled.take(fold.held_out)), head
 
 
 def _answers(run: Path, listing: Listing) -> list[bool]:
     """Return which test images a run got right, in the order of the listing."""
-    rows = {}
-    for row in read_csv(run / PREDICTIONS):
-        rows[row["path"]] = row["class"] == row["predicted"]
-    assert listing.test is not None
-    return [rows[name] for name in listing.test.names]
+    test = listing.test
+    assert test is not None
+    correct_by_image = read_answers(run).correct
+    names = [test.class_names[label] for label in test.known_labels]
+    return [correct_by_image[image] for image in zip(test.names, names, strict=True)]
 
 
 def _judged(

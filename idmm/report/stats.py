@@ -227,7 +227,7 @@ class Comparison(TypedDict):
     p: float  # probability of a difference as large between equals
 
 
-class _Answers(NamedTuple):
+class Answers(NamedTuple):
     """A run's answers on its test images, by path and class."""
 
     correct: dict[tuple[str, str], bool]
@@ -242,18 +242,18 @@ def compared(run: Path, other: Path) -> Comparison | None:
     Returns:
         None if these are less than half of the larger test set.
     """
-    answers = _answers(run)
-    other_correct = _answers(other).correct
+    answers = read_answers(run)
+    other_correct = read_answers(other).correct
     images = answers.correct.keys() & other_correct.keys()
     if 2 * len(images) < max(len(answers.correct), len(other_correct)):
         return None
     return mcnemar(answers.correct, other_correct, answers.groups)
 
 
-def _answers(run: Path) -> _Answers:
+def read_answers(run: Path) -> Answers:
     """Read a run's answers."""
     path = run / PREDICTIONS
-    answers = _Answers({}, {})
+    answers = Answers({}, {})
     rows = read_csv(path)
     with reading(path, "Delete it to leave out the comparison"):  # a column may be missing
         for row in rows:

@@ -15,6 +15,7 @@ from idmm.evaluation.mistakes import write_mistakes
 from idmm.files import write_csv
 from idmm.models.base import Backbone, Tensors
 from idmm.models.build import export_kwargs
+from idmm.models.spec import ModelSpec
 from idmm.models.weights import save_model
 from idmm.progress import drawing, log
 from idmm.report.stats import PREDICTIONS
@@ -72,6 +73,18 @@ def export(
         save(figure, path / "curves.png")
 
 
+def image_entries(spec: ModelSpec, images: Stores) -> dict[str, Any]:
+    """Return the entries of a model's JSON about values and channels of its images."""
+    entries: dict[str, Any] = {}
+    if images.value_range is not None:
+        entries["range"] = images.value_range
+    if spec.bands is not None:
+        entries["bands"] = spec.bands
+        if images.train.bands is not None and spec.bands:
+            entries["file_channels"] = images.train.bands.count
+    return entries
+
+
 def save_weights(
     run: Run[TrainConfig],
     images: Stores,
@@ -94,13 +107,7 @@ def save_weights(
         return
     spec = run.spec
     size = run.phases[-1].size
-    extra: dict[str, Any] = {"ema": has_ema}
-    if images.value_range is not None:
-        extra["range"] = images.value_range
-    if spec.bands is not None:
-        extra["bands"] = spec.bands
-        if images.train.bands is not None and spec.bands:
-            extra["file_channels"] = images.train.bands.count
+    extra = {"ema": has_ema, **image_entries(spec, images)}
 
     def save(name: str, state: Tensors, kwargs: dict[str, Any], more: Entries) -> None:
         save_model(
