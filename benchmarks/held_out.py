@@ -16,7 +16,6 @@ With weights, logistic regression on frozen features is the floor: the last ones
 depths at 112 and 224 px, and three depths at 224 px with hand-made ones.
 """
 
-import argparse
 import collections
 import dataclasses
 import io
@@ -33,11 +32,19 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from side_by_side import head, mean_and_spread, row
+from side_by_side import (
+    commit,
+    fill_page,
+    head,
+    mean_and_spread,
+    read_runs,
+    row,
+    runs_parser,
+    write_runs,
+)
 from small_sets import STAMPS, stamps, write
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks/results/held_out.json"
 PAGE = ROOT / "docs/train.md"
 MARK = "<!-- held out -->"
 SETS = {
@@ -220,7 +227,6 @@ def build(packages: Path, sets: Path) -> None:
 def make(name: str, way: str, seed: int, sets: Path, out: Path) -> dict:
     """Run ``idmm train`` to its end and return the figures. SystemExit: it was stopped or
     failed."""
-    import idmm
     from idmm.cli import main as command
 
     folder = out / f"{name} {way} {seed}".replace(",", "").replace(" ", "-")
@@ -229,13 +235,11 @@ def make(name: str, way: str, seed: int, sets: Path, out: Path) -> dict:
     if code := command([*argv, *VIEWS.get(name, []), *flags]):
         sys.exit(code)
     state = json.loads((folder / "train.json").read_text())
-    git = ["git", "-C", str(Path(idmm.__file__).parent), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     figures = {key: round(state["result"][key], 2) for key in ("top1", "baseline_top1", "seconds")}
     made = {"set": name, "way": way, "seed": seed, "kept": state["best"], **figures}
     if "imagenet" in way:
         made["floors"] = floors(folder, sets / name, out / f"{name}.npz")
-    return {**made, "commit": commit}
+    return {**made, "commit": commit()}
 
 
 def floors(run: Path, root: Path, cache: Path) -> dict[str, float]:
@@ -316,17 +320,9 @@ def table(runs: list[dict]) -> str:
 
 def main() -> None:
     """Write the sets, make the remaining runs, or write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs_parser(__doc__, "held_out.json")
     parser.add_argument("--fonts", action="store_true", help="print the packages of fonts")
     parser.add_argument("--packages", type=Path, help="folder of .deb files, to write the sets")
-    parser.add_argument("--sets", type=Path, default=Path("sets"))
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/held_out"), help="folder for the runs"
-    )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="JSON")
-    parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.fonts:
         print(" ".join(f"fonts-{name}" for name in FONTS))
@@ -334,16 +330,15 @@ def main() -> None:
     if args.packages:
         build(args.packages, args.sets)
         return
-    runs = json.loads(args.results.read_text()) if args.results.exists() else []
+    runs = read_runs(args.results)
     if args.table:
-        first, _, rest = PAGE.read_text().partition(MARK)
-        PAGE.write_text(f"{first}{MARK}\n\n{table(runs)}\n{MARK}{rest.partition(MARK)[2]}")
+        fill_page(PAGE, MARK, table(runs))
         return
     time.monotonic = time.process_time
     for seed, name, way in itertools.product(range(3), SETS, WAYS):
         if not any((run["set"], run["way"], run["seed"]) == (name, way, seed) for run in runs):
             runs.append(make(name, way, seed, args.sets.resolve(), args.out.resolve()))
-            args.results.write_text("[\n" + ",\n".join(json.dumps(run) for run in runs) + "\n]\n")
+            write_runs(args.results, runs)
 
 
 if __name__ == "__main__":

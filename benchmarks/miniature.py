@@ -20,13 +20,11 @@ FOLDER``: Table 5. ``--photographs`` makes other runs, for a GPU: Table 2's IDMM
 DeiT-Tiny on the 2,048 windows of photographs (``small_sets.py --windows``), at the paper's length.
 """
 
-import argparse
 import fnmatch
 import json
 import math
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -36,7 +34,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from side_by_side import head, mean_and_spread, row
+from side_by_side import commit, fill_page, head, mean_and_spread, row, runs_parser
 
 from idmm.config import PretrainConfig, parsing
 from idmm.report.stats import NORMAL, t_half
@@ -296,11 +294,7 @@ def best_rival(results: Path) -> str:
 
 def software() -> dict:
     """Return the commit of idmm and the versions of its libraries."""
-    import idmm
-
-    git = ["git", "-C", str(Path(idmm.__file__).parent), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    return {"commit": commit, "versions": {name: version(name) for name in ("torch", "timm")}}
+    return {"commit": commit(), "versions": {name: version(name) for name in ("torch", "timm")}}
 
 
 def right_bits(folder: Path) -> str:
@@ -675,18 +669,7 @@ def tables(results: Path) -> str:
 
 def main() -> None:
     """Make the remaining runs, print the plan or write the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--sets", type=Path, default=Path("sets"), help="folder that small_sets.py wrote"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/miniature"), help="folder for the runs"
-    )
-    parser.add_argument(
-        "--results", type=Path, default=ROOT / "benchmarks/results/miniature", help="folder of JSON"
-    )
+    parser = runs_parser(__doc__, "miniature")
     parser.add_argument(
         "--runs", nargs="+", default=["*"], help="patterns of names of the runs to make"
     )
@@ -696,9 +679,6 @@ def main() -> None:
         "--tiny", action="store_true", help="one epoch per run, to see that it works"
     )
     parser.add_argument("--plan", action="store_true", help="print the runs that remain")
-    parser.add_argument(
-        "--table", action="store_true", help="write the tables into docs/reproduce.md"
-    )
     args = parser.parse_args()
     if args.grid:
         keep_grid(args.grid, args.results)
@@ -722,8 +702,7 @@ def main() -> None:
             run = next(each for each in all_runs if each.name == run.init)
         run = run.tiny() if args.tiny else run
         make(run, args.sets.resolve(), args.out.resolve(), args.results)
-    first, _, rest = PAGE.read_text().partition(MARK)
-    PAGE.write_text(f"{first}{MARK}\n\n{tables(args.results)}\n\n{MARK}{rest.partition(MARK)[2]}")
+    fill_page(PAGE, MARK, tables(args.results))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Shared by the benchmarks: measurements in turns, ratios within a round, device and versions,
 tables, JSON."""
 
+import argparse
 import itertools
 import json
 import re
 import statistics
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -74,6 +76,15 @@ def where(
     return ", ".join([*gpus, what, *versions, datetime.now(UTC).date().isoformat()])
 
 
+def commit() -> str:
+    """Return the commit of the idmm that is imported."""
+    import idmm
+
+    folder = Path(idmm.__file__).parent
+    git = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
+
+
 def mean_and_spread(values: Sequence[float]) -> str:
     """Return the mean, with the standard deviation if there are several values, and an empty text
     for none."""
@@ -89,6 +100,38 @@ def row(*cells: object) -> str:
 def head(*cells: str) -> str:
     """Return the first two lines of a Markdown table."""
     return f"{row(*cells)}\n{'|---' * len(cells)}|"
+
+
+def fill_page(page: Path, mark: str, tables: str) -> None:
+    """Replace what is between two marks of a page."""
+    first, _, rest = page.read_text().partition(mark)
+    page.write_text(f"{first}{mark}\n\n{tables.strip()}\n\n{mark}{rest.partition(mark)[2]}")
+
+
+def runs_parser(text: str | None, results: str) -> argparse.ArgumentParser:
+    """Return a parser of the flags of scripts that make runs and write tables of them.
+
+    ``results``: The file or folder of their figures in benchmarks/results.
+    """
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    file = Path(__file__).parent / "results" / results
+    parser.add_argument("--sets", type=Path, default=Path("sets"), help="folder of the sets")
+    parser.add_argument("--out", type=Path, default=Path("runs") / file.stem, help="of the runs")
+    parser.add_argument("--results", type=Path, default=file, help="JSON")
+    parser.add_argument("--table", action="store_true", help="write the tables into the docs")
+    return parser
+
+
+def read_runs(path: Path) -> list[dict]:
+    """Return the runs made so far, none if there is no file."""
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def write_runs(path: Path, runs: list[dict]) -> None:
+    """Write a JSON list with a line for each run."""
+    path.write_text("[\n" + ",\n".join(json.dumps(run) for run in runs) + "\n]\n")
 
 
 def write(path: Path | None, **found: object) -> None:
