@@ -66,6 +66,8 @@ class DenseTrain(Train):
 
     compile: ClassVar[bool | None] = False  # type: ignore[misc]  # a key that these commands lack
 
+    optimizer: Literal["adamw", "sgd"] = "adamw"  # Muon is not for their heads
+    """AdamW, or SGD with momentum 0.9."""
     epochs: Count = 24
     size: int = Field(320, ge=32)
     """Side of the square that images are scaled to by their long side, and padded (pixels)."""

@@ -65,10 +65,10 @@ class Train:
     lr: PositiveFloat | None = None
     """Peak learning rate. Default: that of the backbone's family (5e-4, for PVTv2 and T2T-ViT
     1e-3)."""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    """AdamW, or SGD with momentum 0.9."""
+    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
+    """AdamW, SGD with momentum 0.9, or Muon for hidden matrices and AdamW for the rest."""
     weight_decay: NonNegativeFloat = 1e-3
-    """Weight decay: decoupled in AdamW, added to the gradient in SGD."""
+    """Weight decay: decoupled in AdamW and Muon, added to the gradient in SGD."""
     weight_decay_end: NonNegativeFloat | None = None
     """Weight decay at the end of the run, reached along half a cosine. Default: constant."""
     layer_decay: Fraction | None = None
