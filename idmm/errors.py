@@ -116,10 +116,8 @@ def in_short(error: Exception) -> str:
 def needed(feature: str, libraries: Iterable[str], extra: str) -> None:
     """Raise UserError with the install command if libraries of an extra are missing."""
     if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
-        raise UserError(
-            Fault(
-                feature,
-                f"needs {', '.join(missing)}",
-                f"Install it with: pip install -e '.[{extra}]'",
-            )
+        raise UserError.of(
+            feature,
+            f"needs {', '.join(missing)}",
+            f"Install it with: pip install -e '.[{extra}]'",
         )

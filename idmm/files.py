@@ -65,8 +65,8 @@ def _aside(path: Path, remains: str) -> Iterator[Path]:
         yield aside
         os.replace(aside, path)
     except IsADirectoryError:
-        raise UserError(
-            Fault(str(path), "is a folder, expected a file", "Move it away and repeat the command")
+        raise UserError.of(
+            str(path), "is a folder, expected a file", "Move it away and repeat the command"
         ) from None
     except OSError as error:
         raise RunError(
@@ -111,8 +111,8 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
 
 
 def _damaged(path: Path, cause: str, remedy: str) -> UserError:
-    log.debug("%s", path, exc_info=True)
-    return UserError(Fault(str(path), f"is damaged ({cause})", remedy))
+    log.debug(str(path), exc_info=True)
+    return UserError.of(str(path), f"is damaged ({cause})", remedy)
 
 
 def read_json(path: Path, remedy: str) -> Json:
@@ -143,7 +143,7 @@ def read_metrics(path: Path) -> list[Json]:
             except ValueError:
                 if line is not lines[-1]:
                     raise
-                log.warning("%s: the last line is cut and left out", path)
+                log.warning(f"{path}: the last line is cut and left out")
                 break
             numbers = (record["stage"], record["epoch"], *record.values())
             if not all(isinstance(number, int | float | None) for number in numbers):
@@ -202,14 +202,14 @@ def output_path(out: str, endings: Sequence[str] | None) -> Path:
     folder = path.absolute()
     if endings is None:
         if path.is_dir() and _has_files(path):
-            raise UserError(Fault("out", f"'{out}' exists and is not empty", "Name a new folder"))
+            raise UserError.of("out", f"'{out}' exists and is not empty", "Name a new folder")
     else:
         folder = folder.parent
         if path.suffix.lower() not in endings:
             expected = f"expected a file that ends in {' or '.join(endings)}"
-            raise UserError(Fault("out", f"'{out}' is of an unknown kind, {expected}"))
+            raise UserError.of("out", f"'{out}' is of an unknown kind, {expected}")
         if path.is_dir():
-            raise UserError(Fault("out", f"'{out}' is a folder, expected a file"))
+            raise UserError.of("out", f"'{out}' is a folder, expected a file")
     while not os.path.lexists(folder):
         folder = folder.parent
     problem = ""
@@ -219,7 +219,7 @@ def output_path(out: str, endings: Sequence[str] | None) -> Path:
         problem = "cannot be written to"
     if problem:
         text = f"cannot write '{out}', because '{folder}' {problem}"
-        raise UserError(Fault("out", text, "Name another place"))
+        raise UserError.of("out", text, "Name another place")
     return path
 
 
@@ -229,10 +229,10 @@ def made_folder(out: str) -> Path:
         Path(out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         text = f"cannot write to '{out}' ({error.strerror}), expected a folder"
-        raise UserError(Fault("out", text)) from None
+        raise UserError.of("out", text) from None
     if not os.access(out, os.W_OK | os.X_OK):
         text = f"cannot write to '{out}', its permissions forbid it"
-        raise UserError(Fault("out", text, "Name another folder"))
+        raise UserError.of("out", text, "Name another folder")
     return Path(out)
 
 
@@ -309,8 +309,8 @@ class Lock:
             if error.errno not in _NO_FLOCK:
                 raise
             log.warning(
-                "%s: this file system has no locks. Do not start a second process here",
-                self.path.parent,
+                f"{self.path.parent}: this file system has no locks. "
+                "Do not start a second process here"
             )
         self.held = True
         return True
@@ -325,10 +325,10 @@ class Lock:
             acquired = self.acquire()
         except OSError as error:
             text = f"cannot write to '{out}' ({error.strerror})"
-            raise UserError(Fault("out", text, "Name another folder")) from None
+            raise UserError.of("out", text, "Name another folder") from None
         if not acquired:
             text = f"'{out}' is in use by another run"
-            raise UserError(Fault("out", text, "Wait for it or name another folder"))
+            raise UserError.of("out", text, "Wait for it or name another folder")
 
     def release(self) -> None:
         """Free the lock if it is held."""

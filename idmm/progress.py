@@ -26,8 +26,8 @@ def drawing(name: str, verb: str = "drawn") -> Iterator[None]:
     except Interrupted:
         raise
     except Exception as error:  # a full disk, an unreadable font, too little memory
-        log.debug("%s", name, exc_info=True)
-        log.warning("%s is not %s: %s", name, verb, reason(error))
+        log.debug(name, exc_info=True)
+        log.warning(f"{name} is not {verb}: {reason(error)}")
 
 
 class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
@@ -60,7 +60,7 @@ class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
         if self.on_terminal:
             super().display(msg, pos)
         elif msg is None:
-            log.log(PROGRESS, "%s", self)
+            log.log(PROGRESS, str(self))
 
 
 def counting(batches: Iterable[Batch], total: int, label: str) -> Iterator[Batch]:

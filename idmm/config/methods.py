@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
 from idmm.config.base import Count, Probability, section
 from idmm.config.data import CropGroup
-from idmm.errors import Fault, UserError, needed
+from idmm.errors import UserError, needed
 
 BYOL_JITTER = [0.4, 0.4, 0.2, 0.1]  # of BYOL, also used by MoCo v3 and DINO
 
@@ -60,11 +60,9 @@ class Method:
         if fewest <= count <= (most or count):
             return
         expected = f"{fewest}" if most else f"at least {fewest}"
-        raise UserError(
-            Fault(
-                "views.crops",
-                f"got {count} crops per image, but {self.name} compares crops, expected {expected}",
-            )
+        raise UserError.of(
+            "views.crops",
+            f"got {count} crops per image, but {self.name} compares crops, expected {expected}",
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from idmm.config.schema import command_of, merged
-from idmm.errors import Fault, UserError
+from idmm.errors import UserError
 from idmm.files import Json
 from idmm.text import listed, nearest
 
@@ -88,21 +88,19 @@ def read_file(path: Path) -> Json:
     except UnicodeDecodeError:
         raise _unreadable(path, "not UTF-8 text") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(Fault("--config", f"'{path}' is not YAML: {yaml_problem(error)}")) from None
+        raise UserError.of("--config", f"'{path}' is not YAML: {yaml_problem(error)}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise UserError(
-            Fault(
-                "--config",
-                f"'{path}' holds a {type(values).__name__}, expected a mapping of keys",
-            )
+        raise UserError.of(
+            "--config",
+            f"'{path}' holds a {type(values).__name__}, expected a mapping of keys",
         )
     return values
 
 
 def _unreadable(path: Path, reason: str | None) -> UserError:
-    return UserError(Fault("--config", f"cannot read '{path}' ({reason}), expected a YAML file"))
+    return UserError.of("--config", f"cannot read '{path}' ({reason}), expected a YAML file")
 
 
 def yaml_problem(error: yaml.YAMLError | ValueError) -> str:
@@ -129,7 +127,7 @@ def recipe(kind: type, name: str) -> Json:
         UserError: Neither a file nor a recipe, or it cannot be read.
     """
     if not name:
-        raise UserError(Fault("--config", "expected a FILE"))
+        raise UserError.of("--config", "expected a FILE")
     path = Path(name)
     files = recipes()
     command = command_of(kind)
@@ -140,20 +138,16 @@ def recipe(kind: type, name: str) -> Json:
         return merged(read_file(path))
     others = [other for other in COMMANDS if f"{other}/{key}" in files]
     if others:
-        raise UserError(
-            Fault(
-                "--config",
-                f"'{name}' is a recipe of idmm {listed(others)}, not of this command",
-                "'idmm configs' lists the recipes of each.",
-            )
+        raise UserError.of(
+            "--config",
+            f"'{name}' is a recipe of idmm {listed(others)}, not of this command",
+            "'idmm configs' lists the recipes of each.",
         )
     names = [file.removeprefix(f"{command}/") for file in files]
-    raise UserError(
-        Fault(
-            "--config",
-            f"'{name}' is neither a file nor a recipe. 'idmm configs' lists the recipes",
-            nearest(key, [*names, *files]),
-        )
+    raise UserError.of(
+        "--config",
+        f"'{name}' is neither a file nor a recipe. 'idmm configs' lists the recipes",
+        nearest(key, [*names, *files]),
     )
 
 

@@ -121,13 +121,11 @@ def read_coco(root: Path, faults: list[Fault]) -> tuple[dict[str, Split], dict[i
             if path.exists():
                 files[part] = path
     if "train" not in files:
-        raise UserError(
-            Fault(
-                "data.root",
-                f"'{root}' has no annotations of objects to train on, "
-                f"expected {root}/annotations/train.json with the images in {root}/train, "
-                "or instances_train2017.json",
-            )
+        raise UserError.of(
+            "data.root",
+            f"'{root}' has no annotations of objects to train on, "
+            f"expected {root}/annotations/train.json with the images in {root}/train, "
+            "or instances_train2017.json",
         )
     opened = checked(*(partial(_opened, path) for path in files.values()))
     contents: dict[str, _File] = dict(zip(files, opened, strict=True))
@@ -156,14 +154,14 @@ def _opened(path: Path) -> _File:
         content = read(path)
         file = _FILE.validate_json(content.decode(json.detect_encoding(content)))
     except BadImage as error:
-        raise UserError(Fault("data.root", f"'{path}' cannot be read ({error.reason})")) from None
+        raise UserError.of("data.root", f"'{path}' cannot be read ({error.reason})") from None
     except ValidationError as error:
         reasons: dict[tuple[int | str, ...], str] = {}
         for details in error.errors(include_url=False):
             reasons.setdefault(details["loc"][:3], _reason(details))  # the first one of a union
         raise UserError(*under(f"'{path}' is not in COCO's format:", [*reasons.values()])) from None
     except UnicodeError as error:
-        raise UserError(Fault("data.root", f"'{path}' is no text in UTF-8 ({error})")) from None
+        raise UserError.of("data.root", f"'{path}' is no text in UTF-8 ({error})") from None
     ids = {
         "images": Counter(str(image.id) for image in file.images),
         "categories": Counter(str(category.id) for category in file.categories),
@@ -171,9 +169,7 @@ def _opened(path: Path) -> _File:
     for kind, counts in ids.items():
         repeated = listed(one for one, count in counts.items() if count > 1)
         if repeated:
-            raise UserError(
-                Fault("data.root", f"'{path}' has several {kind} with the id {repeated}")
-            )
+            raise UserError.of("data.root", f"'{path}' has several {kind} with the id {repeated}")
     return file
 
 
@@ -225,10 +221,8 @@ def _have_outlines(path: Path, objects: dict[str, list[_Object]]) -> bool:
     without = outlines.count(None)
     if 0 < without < len(outlines):
         log.warning(
-            "data.root: '%s': %d of %s have no outline, so only boxes are used",
-            path,
-            without,
-            counted(len(outlines), "object"),
+            f"data.root: '{path}': {without} of {counted(len(outlines), 'object')} have no "
+            "outline, so only boxes are used"
         )
     return bool(outlines) and not without
 
@@ -285,9 +279,7 @@ def _objects(
             outline = [box[[0, 1, 2, 1, 2, 3, 0, 3]]]
         objects[key].append(_Object(box, labels[category], outline, crowd))
     if without_area:
-        log.warning(
-            "data.root: '%s': left out %s without area", path, counted(without_area, "object")
-        )
+        log.warning(f"data.root: '{path}': left out {counted(without_area, 'object')} without area")
     faults += unusable(path, counted(len(file.annotations), "annotation"), reasons)
     return objects
 

@@ -66,10 +66,8 @@ def misfits(
         faults.append(fault)
     if turned:
         log.warning(
-            "data.root: '%s': these files have an EXIF orientation: %s. "
-            "Boxes and masks must be of the upright images",
-            source,
-            listed(turned),
+            f"data.root: '{source}': these files have an EXIF orientation: {listed(turned)}. Boxes "
+            "and masks must be of the upright images"
         )
     return faults
 

@@ -86,13 +86,11 @@ def _layout(root: Path) -> Layout:
     for layout in LAYOUTS:
         if layout.has(root, layout.folders["train"]):
             return layout
-    raise UserError(
-        Fault(
-            "data.root",
-            f"'{root}' has no images with masks to train on, "
-            f"expected {root}/images/train and {root}/masks/train, "
-            "or ADE20K's images/training and annotations/training",
-        )
+    raise UserError.of(
+        "data.root",
+        f"'{root}' has no images with masks to train on, "
+        f"expected {root}/images/train and {root}/masks/train, "
+        "or ADE20K's images/training and annotations/training",
     )
 
 
@@ -152,7 +150,7 @@ def _classes(
     try:
         lines = read(path).decode("utf-8-sig", "surrogateescape").rstrip().splitlines()
     except BadImage as error:
-        raise UserError(Fault("data.root", f"'{path}' cannot be read ({error.reason})")) from None
+        raise UserError.of("data.root", f"'{path}' cannot be read ({error.reason})") from None
     if layout.first:  # ADE20K's file is a table with a header
         lines = [line.split("\t")[-1] for line in filter(_is_row, lines)]
     classes = [class_of(line) for line in lines]

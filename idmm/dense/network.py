@@ -25,7 +25,7 @@ from idmm import distributed
 from idmm.batch import Batch
 from idmm.dense.cascade import BOX_WEIGHTS, IOUS, BoxWeights, CascadeHeads, SharedBoxPredictor
 from idmm.dense.targets import IGNORED
-from idmm.errors import Fault, SizeError
+from idmm.errors import SizeError
 from idmm.methods.common import at_least_fp32
 from idmm.models.base import Backbone, Tensors
 from idmm.models.build import create_backbone
@@ -76,12 +76,10 @@ class Detector(MultiScaleBackbone):
         cascade: bool = False,
     ):
         if size % STRIDES[-1]:
-            raise SizeError(
-                Fault(
-                    "",
-                    f"image size {size}x{size}: "
-                    f"expected a multiple of {STRIDES[-1]} pixels for detection",
-                )
+            raise SizeError.of(
+                "",
+                f"image size {size}x{size}: "
+                f"expected a multiple of {STRIDES[-1]} pixels for detection",
             )
         super().__init__(backbone, size, in_chans)
         self.masks = masks

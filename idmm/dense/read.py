@@ -44,12 +44,10 @@ def read_images(task: str, data: config.Data) -> DenseListing:
         raise UserError(*faults)
     listing = _arranged(parts, classes, data)
     if listing.test is None:
-        raise LabelsMissing(
-            Fault(
-                "data.root",
-                f"'{root}' has no part 'val' or 'test' to evaluate on",
-                "Add one, or hold out a share of train with --data.val_fraction, e.g. 0.2",
-            )
+        raise LabelsMissing.of(
+            "data.root",
+            f"'{root}' has no part 'val' or 'test' to evaluate on",
+            "Add one, or hold out a share of train with --data.val_fraction, e.g. 0.2",
         )
     _check_classes(listing, unit)
     return listing
@@ -82,17 +80,15 @@ def _check_classes(listing: DenseListing, unit: str) -> None:
         hint = BINARY
     if trained < least:
         fault = f"classes with a {unit} in the training images: {trained}, expected {least} or more"
-        raise UserError(Fault("data.root", fault, hint))
+        raise UserError.of("data.root", fault, hint)
     for part, split in listing.parts.items():
         present = split_classes(split)
         names = enumerate(split.class_names)
         missing = [f"'{name}'" for label, name in names if label not in present]
         if missing:
             log.warning(
-                "data.root: no %s image has a %s of %s. Scores of these classes are undefined",
-                part,
-                unit,
-                listed(missing),
+                f"data.root: no {part} image has a {unit} of {listed(missing)}. Scores of these "
+                "classes are undefined"
             )
 
 

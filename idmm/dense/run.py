@@ -32,7 +32,7 @@ from idmm.dense.network import Detector, Segmenter, build_network
 from idmm.dense.read import read_images, split_classes
 from idmm.dense.targets import DenseListing, outlined
 from idmm.dense.transforms import DenseTransform
-from idmm.errors import Fault, RunError, UserError
+from idmm.errors import RunError, UserError
 from idmm.evaluation.evaluate import evaluating
 from idmm.evaluation.evaluators import Evaluator
 from idmm.files import replacing, write_csv, write_text
@@ -115,12 +115,10 @@ def check_best(run: DenseRun, listing: DenseListing) -> None:
     """Raise UserError if the best epoch is to be chosen on images without an object."""
     val = listing.val
     if run.config.train.keep == "best" and val is not None and not split_classes(val):
-        raise UserError(
-            Fault(
-                "train.keep",
-                "best chooses by val, which has no object",
-                "Add some, or use --train.keep last",
-            )
+        raise UserError.of(
+            "train.keep",
+            "best chooses by val, which has no object",
+            "Add some, or use --train.keep last",
         )
 
 
@@ -139,7 +137,7 @@ def build_method(run: DenseRun, classes: int, masks: bool) -> "DenseMethod":
     if run.is_new:
         report = run.spec.load(backbone)
         if report is not None:
-            log.info("%s", report)
+            log.info(str(report))
     with seeded(derive(run.config.seed, "method")):
         network = build_dense(run, phase, backbone, classes, masks)
         return DenseMethod(network)  # type: ignore[arg-type]  # as above
@@ -177,7 +175,7 @@ def final_scores(run: DenseRun, loop: Loop, evaluator: "DenseEvaluator") -> Scor
     for name, value in scores.items():
         shown = "undefined" if value is None else f"{value:.2f}"
         texts.append(f"{name} {shown}")
-    log.info("%s: %s on %d test images", run.folder.path, ", ".join(texts), evaluator.images)
+    log.info(f"{run.folder.path}: {', '.join(texts)} on {evaluator.images} test images")
     return scores
 
 

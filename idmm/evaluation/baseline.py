@@ -92,13 +92,9 @@ def measure(
     top1 = 100 * int(correct.sum()) / len(truth)
     if started_at is not None:
         log.info(
-            "the baseline (logistic regression on hand-made features): %.2f %% of %d test images, "
-            "fitted to %d training images with C = %g in %s",
-            top1,
-            len(truth),
-            len(labels),
-            strength,
-            duration(time.monotonic() - started_at),
+            f"the baseline (logistic regression on hand-made features): {top1:.2f} % of "
+            f"{len(truth)} test images, fitted to {len(labels)} training images "
+            f"with C = {strength:g} in {duration(time.monotonic() - started_at)}"
         )
     return top1
 

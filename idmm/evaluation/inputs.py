@@ -56,13 +56,8 @@ def report_unreadable(unreadable: dict[str, str], count: int, field: str = "path
     if len(unreadable) == count:
         fault = Fault(field, f"none of {images} can be read:")
         raise UserError(fault, *(Fault("", reason) for reason in reasons))
-    log.warning(
-        "%s: skipped %d of %s that cannot be read:\n%s",
-        field,
-        len(unreadable),
-        images,
-        "\n".join(reasons),
-    )
+    lines = "\n".join(reasons)
+    log.warning(f"{field}: skipped {len(unreadable)} of {images} that cannot be read:\n{lines}")
 
 
 def print_bytes(data: bytes) -> None:

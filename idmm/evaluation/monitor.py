@@ -73,7 +73,7 @@ class CollapseMonitor(Evaluator):
             warning = collapse(values, self.history())
             if warning:
                 self.warned = True
-                log.warning("%s", warning)
+                log.warning(warning)
         return {name: round(value, 4) for name, value in values.items()}
 
 

@@ -30,7 +30,7 @@ from idmm.data.loaders import centre_crops
 from idmm.data.parallel import parallel_map
 from idmm.data.split import Split
 from idmm.data.views import normalise
-from idmm.errors import Fault, RunError, UserError
+from idmm.errors import RunError, UserError
 from idmm.evaluation import Floats
 from idmm.evaluation.evaluate import outputs_in_order
 from idmm.models.base import Backbone
@@ -178,10 +178,8 @@ class Network:
                 self.model, batches, self.device, self.autocast, forward, True
             ).numpy()
         if not np.isfinite(outputs).all():
-            raise UserError(
-                Fault(
-                    self.label, "its outputs are not finite", "Train again with a lower --train.lr"
-                )
+            raise UserError.of(
+                self.label, "its outputs are not finite", "Train again with a lower --train.lr"
             )
         return outputs
 
@@ -203,11 +201,8 @@ class Network:
         batches = centre_crops(store, self.crop, self.mean, self.std, self.batch_size, workers)
         features = self.outputs(counting(batches, len(store), f"features of {part}"))
         log.info(
-            "%s: features of %s (%s) in %s",
-            self.label,
-            part,
-            counted(len(store), "image"),
-            duration(time.monotonic() - started_at),
+            f"{self.label}: features of {part} ({counted(len(store), 'image')}) in "
+            f"{duration(time.monotonic() - started_at)}"
         )
         return features
 

@@ -127,7 +127,7 @@ class Classifier:
             RunError: Memory ran out.
         """
         if top_k < 1:
-            raise UserError(Fault("top_k", f"got {top_k}, expected 1 or more"))
+            raise UserError.of("top_k", f"got {top_k}, expected 1 or more")
         outputs = _outputs(
             self._network, images, _probabilities, len(self.classes), on_error, "predicting"
         )
@@ -173,7 +173,7 @@ def _outputs(
     ``label`` is that of the progress bar.
     """
     if on_error not in ("fail", "skip"):
-        raise UserError(Fault("on_error", f"got '{on_error}', expected 'fail' or 'skip'"))
+        raise UserError.of("on_error", f"got '{on_error}', expected 'fail' or 'skip'")
     listed = listed_images(images, network.bands)
     unreadable: dict[str, str] = {}
     batches = network.file_batches(listed.sources, listed.names, unreadable)
@@ -299,7 +299,7 @@ def _check_pixels(image: Any, name: str, bands: Bands | None) -> None:
     if isinstance(image, Image.Image):
         return
     if not isinstance(image, np.ndarray):
-        raise UserError(Fault("images", f"{name} is {type(image).__name__}, {expected}"))
+        raise UserError.of("images", f"{name} is {type(image).__name__}, {expected}")
     channels = image.shape[2] if image.ndim == 3 else 1
     if bands is not None:
         is_image = image.dtype.kind in "buif"
@@ -308,6 +308,6 @@ def _check_pixels(image: Any, name: str, bands: Bands | None) -> None:
     else:
         is_image = image.dtype == np.uint16 and channels in (1, 3)
     if not is_image or not image.size or image.ndim not in (2, 3):
-        raise UserError(
-            Fault("images", f"{name} is an array of {image.dtype}, {list(image.shape)}, {expected}")
+        raise UserError.of(
+            "images", f"{name} is an array of {image.dtype}, {list(image.shape)}, {expected}"
         )

@@ -89,12 +89,10 @@ def _run_job(grid: Grid, job: Job, folder: str, needs_error: str | None) -> str 
     with contextlib.suppress(OSError):
         os.chdir(folder)
     if not (grid.out / "grid.yaml").exists():
-        raise UserError(
-            Fault(
-                "out",
-                f"node {socket.gethostname()} does not see '{grid.out.absolute()}'",
-                "Name a folder that all nodes see at the same path",
-            )
+        raise UserError.of(
+            "out",
+            f"node {socket.gethostname()} does not see '{grid.out.absolute()}'",
+            "Name a folder that all nodes see at the same path",
         )
     return attempt(grid, job)
 
@@ -158,7 +156,7 @@ def _check_resources(ray: Any, config: Ray) -> float:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus = sum(node.get("CPU", 0) for node in nodes)
     gpus = sum(node.get("GPU", 0) for node in nodes)
-    log.info("ray: %d nodes, %g cores, %g GPUs", len(nodes), cpus, gpus)
+    log.info(f"ray: {len(nodes)} nodes, {cpus:g} cores, {gpus:g} GPUs")
     num_cpus = config.num_cpus
     num_gpus = config.num_gpus
     # with 0, Ray would let every job see all GPUs, and all would use the first
@@ -168,16 +166,13 @@ def _check_resources(ray: Any, config: Ray) -> float:
         if node.get("CPU", 0) >= num_cpus and node.get("GPU", 0) >= num_gpus:
             return num_gpus
     if config.address is None:
-        raise UserError(
-            Fault(
-                "ray",
-                f"a job needs {num_cpus:g} cores and {num_gpus:g} GPUs, and no node has them",
-                "Lower --ray.num_cpus or --ray.num_gpus",
-            )
+        raise UserError.of(
+            "ray",
+            f"a job needs {num_cpus:g} cores and {num_gpus:g} GPUs, and no node has them",
+            "Lower --ray.num_cpus or --ray.num_gpus",
         )
     log.warning(
-        "ray: a job needs %g cores and %g GPUs, and no node has them yet. Waiting for one to join",
-        num_cpus,
-        num_gpus,
+        f"ray: a job needs {num_cpus:g} cores and {num_gpus:g} GPUs, and no node has them yet. "
+        "Waiting for one to join"
     )
     return num_gpus

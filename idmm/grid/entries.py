@@ -151,15 +151,13 @@ def _check(entry: Entry, grid: GridConfig, backbones: list[str]) -> None:
     if entry.kind in SIDES:
         resolve_name(parsing.build(PretrainConfig, {"data": entry.data(grid)}).data)
     elif entry.kind == "methods" and entry.name not in METHODS:
-        raise UserError(
-            Fault(
-                "",
-                f"'{entry.name}' is not known, expected one of {', '.join(METHODS)}",
-                nearest(entry.name, METHODS),
-            )
+        raise UserError.of(
+            "",
+            f"'{entry.name}' is not known, expected one of {', '.join(METHODS)}",
+            nearest(entry.name, METHODS),
         )
     elif entry.kind == "backbones" and not isinstance(entry.values.get("kwargs", {}), dict):
-        raise UserError(Fault("kwargs", f"got {entry.values['kwargs']!r}, expected a mapping"))
+        raise UserError.of("kwargs", f"got {entry.values['kwargs']!r}, expected a mapping")
     elif entry.kind == "weights":
         _check_weights(entry.values.get("path"), entry.values.get("backbone"), backbones)
 

@@ -264,7 +264,7 @@ class GridPlan:
         if name is None:
             return {}
         if not isinstance(name, str):
-            raise UserError(Fault("--config", f"got {name!r}, expected the path of one YAML file"))
+            raise UserError.of("--config", f"got {name!r}, expected the path of one YAML file")
         if (command, name) not in self._recipes:
             self._recipes[command, name] = reading.recipe(CONFIGS[command], name)
         return self._recipes[command, name]

@@ -96,7 +96,7 @@ class Grid:
 
     def mark_failed(self, job: Job, error: str) -> None:
         """Mark a job, and so its cells, as failed until the command is repeated."""
-        log.warning("%s failed: %s", job.title, error)
+        log.warning(f"{job.title} failed: {error}")
         failure = Failure(job.title, error, f"{job.folder}/log.txt")
         name = f"{job.key}.failed.json"
         with drawing(f"jobs/{name}", "written"):
@@ -107,7 +107,7 @@ class Grid:
         """Log the finished and failed cells, if they have changed."""
         text = progress(self.out)
         if text != self._logged:
-            log.info("%s", text)
+            log.info(text)
         self._logged = text
 
     def result(self, job: Job | None) -> Json:
@@ -169,7 +169,7 @@ def attempt(grid: Grid, job: Job) -> str | None:
     starts = grid.starts(job.key)
     if starts >= DEATHS:
         return f"its process died, {DEATHS} times: killed from outside, or too large for the memory"
-    log.info("%s: %s", job.command, job.title)
+    log.info(f"{job.command}: {job.title}")
     out = grid.out.absolute()
     config = {**job.config, "out": str(out / job.folder)}
     if job.needs is not None:

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from idmm.errors import Fault, UserError
+from idmm.errors import UserError
 from idmm.files import read_json, reading
 from idmm.grid.config import StatusConfig
 
@@ -63,9 +63,7 @@ def status(config: StatusConfig) -> str:
     """
     out = Path(config.out)
     if not (out / "cells.json").exists():
-        raise UserError(
-            Fault("out", f"'{out}' holds no grid, expected the folder of a transfer run")
-        )
+        raise UserError.of("out", f"'{out}' holds no grid, expected the folder of a transfer run")
     lines = [progress(out)]
     running = set()
     for path in sorted(out.glob("jobs/*.started")):

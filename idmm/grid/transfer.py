@@ -46,7 +46,7 @@ def transfer(config: GridConfig | Json | str) -> Json:
     with contextlib.closing(lock), logging_to(grid.out):
         grid.start()
         for note in plan.notes:
-            log.info("%s", note)
+            log.info(note)
         try:
             grid.log_progress()
             if grid.remaining():
@@ -60,7 +60,7 @@ def transfer(config: GridConfig | Json | str) -> Json:
             text = render.write(grid.out, results)
         _warn_of_changes(results["cells"])
         for failure in grid.failures().values():
-            log.error("failed: %s: %s (%s)", failure.title, failure.error, grid.out / failure.log)
+            log.error(f"failed: {failure.title}: {failure.error} ({grid.out / failure.log})")
     show(text)
     return results
 
@@ -80,10 +80,8 @@ def _warn_of_changes(cells: list[Json]) -> None:
     for target, counts in sizes.items():
         if len(counts) > 1:
             log.warning(
-                "target '%s': its images changed between runs (%s test images). "
-                "Rerun it in a new --out",
-                target,
-                listed(map(str, sorted(counts))),
+                f"target '{target}': its images changed between runs "
+                f"({listed(map(str, sorted(counts)))} test images). Rerun it in a new --out"
             )
 
 

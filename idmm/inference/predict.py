@@ -90,11 +90,10 @@ def _log_accuracy(predictions: "PredictionList", config: PredictConfig) -> None:
     images = counted(len(paths), "image")
     if len(labelled) < len(paths):
         images = f"{len(labelled)} of {images}"
+    low, high = scores["top1_interval"]
     log.info(
-        "accuracy: top-1 %.2f %%, 95 %% interval %.2f to %.2f, on %s in folders named like classes",
-        scores["top1"],
-        *scores["top1_interval"],
-        images,
+        f"accuracy: top-1 {scores['top1']:.2f} %, 95 % interval {low:.2f} to {high:.2f}, "
+        f"on {images} in folders named like classes"
     )
     seen = seen_in_training(config.init, [paths[number] for number in labelled])
     if seen:

@@ -98,5 +98,5 @@ def _head(width: int, hidden: int, dim: int, outputs: int) -> DINOProjectionHead
 
 def _outputs(info: RunInfo) -> int:
     if info.images < OUTPUTS:
-        log.info("method.outputs: %d, the number of images, not %d", max(2, info.images), OUTPUTS)
+        log.info(f"method.outputs: {max(2, info.images)}, the number of images, not {OUTPUTS}")
     return max(2, min(OUTPUTS, info.images))

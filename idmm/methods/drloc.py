@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from idmm.config import DrLoc
-from idmm.errors import Fault, UserError
+from idmm.errors import UserError
 from idmm.losses.drloc import DenseRelativeLocalization
 from idmm.models import Backbone
 from idmm.models.build import black_image
@@ -32,7 +32,7 @@ class Localization(nn.Module):
         if min(rows, columns) < 2:
             text = f"at {size} px the final grid is {rows}x{columns}, nothing is apart"
             remedy = "Give larger images, a backbone with finer grids or --drloc.weight 0"
-            raise UserError(Fault("drloc.weight", text, remedy))
+            raise UserError.of("drloc.weight", text, remedy)
         widths = [grid.shape[1] for grid in grids]
         self.loss = DenseRelativeLocalization(
             widths, config.mode, config.pairs, config.hidden_dim, config.grid_size

@@ -53,5 +53,5 @@ def _queue(requested: int | None, info: RunInfo) -> int:
     room = max(1, info.images - min(info.batch_size, info.images // 2))
     length = requested or QUEUE
     if room < length:
-        log.info("method.queue: %d, not %d: there are %d images", room, length, info.images)
+        log.info(f"method.queue: {room}, not {length}: there are {info.images} images")
     return min(length, room)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from idmm.errors import Fault, UserError
+from idmm.errors import UserError
 from idmm.models.base import Backbone, Grid, as_map
 from idmm.models.build import model_name
 
@@ -50,9 +50,7 @@ def block_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
         if _BLOCK.search(name) and not is_list:
             blocks.append(module)
     if not blocks:
-        raise UserError(
-            Fault("drloc.mode", f"l1_all: {model_name(model)} has no transformer blocks")
-        )
+        raise UserError.of("drloc.mode", f"l1_all: {model_name(model)} has no transformer blocks")
     outputs: list[Tensor] = []
 
     def collect(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -90,9 +88,7 @@ def as_grid(model: nn.Module, features: object, size: Grid) -> Tensor:
     elif isinstance(features, Tensor) and features.ndim == 3:
         maps = _as_map(features, getattr(model, "num_prefix_tokens", None), aspect)
     if maps is None:
-        raise UserError(
-            Fault("model.name", f"the features of {model_name(model)} do not form a grid")
-        )
+        raise UserError.of("model.name", f"the features of {model_name(model)} do not form a grid")
     return maps
 
 

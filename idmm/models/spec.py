@@ -114,11 +114,9 @@ def model_spec(config: WithModel, field: str = "init") -> ModelSpec:
         if values is None:
             values = _statistic(statistic, init, known, chans, bands)
         if values is not None and len(values) != chans:
-            raise UserError(
-                Fault(
-                    f"data.{statistic}",
-                    f"{len(values)} values for {chans} channels, expected one per channel",
-                )
+            raise UserError.of(
+                f"data.{statistic}",
+                f"{len(values)} values for {chans} channels, expected one per channel",
             )
         statistics[statistic] = values
     _check_ranges(value_range, chans, bands)
@@ -140,10 +138,8 @@ def _architecture(model: ModelConfig, init: Checkpoint | None) -> tuple[str, Kwa
         return model.name or DEFAULT_MODEL, model.kwargs
     if init.name is None:
         if model.name is None:
-            raise UserError(
-                Fault(
-                    "model.name", f"'{init.source}' does not name its model", "Give its timm name"
-                )
+            raise UserError.of(
+                "model.name", f"'{init.source}' does not name its model", "Give its timm name"
             )
         return model.name, model.kwargs
     kwargs = {key: value for key, value in init.kwargs.items() if key not in _OF_IMAGES}
@@ -178,7 +174,7 @@ def _check_ranges(value_range: Range, chans: int, bands: list[int] | None) -> No
         text = f"{count} ranges, expected one per channel, {chans}"
     else:
         return
-    raise UserError(Fault("data.range", text))
+    raise UserError.of("data.range", text)
 
 
 def _statistic(

@@ -16,7 +16,7 @@ from idmm.config.stages import Backbone
 from idmm.data.listing import draw_subset, list_images
 from idmm.data.registry import spec_of
 from idmm.data.split import Listing, Split
-from idmm.errors import Fault, UserError
+from idmm.errors import UserError
 from idmm.evaluation.baseline import largest_class
 from idmm.evaluation.evaluate import readouts
 from idmm.files import made_folder, read_json, write_json, write_text
@@ -51,12 +51,10 @@ def fewlabel(config: FewLabelConfig) -> dict[str, Any]:
         UserError: A mistake in the flags, no labels, or a class with too few images.
     """
     if config.data.folds is not None and config.data.fold is None:
-        raise UserError(
-            Fault(
-                "data.folds",
-                "this command measures on one test split",
-                "Add --data.fold to name a fold",
-            )
+        raise UserError.of(
+            "data.folds",
+            "this command measures on one test split",
+            "Add --data.fold to name a fold",
         )
     backbones = resolve_backbones(config)
     data = next(iter(backbones.values())).config.data
@@ -69,7 +67,7 @@ def fewlabel(config: FewLabelConfig) -> dict[str, Any]:
     check_same(out, file, header)
     notes = [note for run in backbones.values() for note in run.notes]
     for note in dict.fromkeys(notes):
-        log.info("%s", note)
+        log.info(note)
     records = []
     for label, run in backbones.items():
         records += probed(splits, header, label, run)
@@ -119,8 +117,8 @@ def check_same(out: Path, file: Path, header: dict[str, Any]) -> None:
     saved = read_json(file, "Delete it to measure again")
     as_saved = json.loads(json.dumps(header))
     if not as_saved.items() <= saved.items():
-        raise UserError(
-            Fault("out", f"'{out}' has the results of other measurements", "Name a new folder")
+        raise UserError.of(
+            "out", f"'{out}' has the results of other measurements", "Name a new folder"
         )
 
 
@@ -160,12 +158,10 @@ def _numbers(per_class: list[int] | None, train: Split) -> list[int]:
         if counts[c] < numbers[-1]:
             small.append(f"'{train.class_names[c]}' ({counts[c]})")
     if small:
-        raise UserError(
-            Fault(
-                "per_class",
-                f"{numbers[-1]} is more than the training images of {listed(small)}, "
-                f"expected at most {counts.min()}",
-            )
+        raise UserError.of(
+            "per_class",
+            f"{numbers[-1]} is more than the training images of {listed(small)}, "
+            f"expected at most {counts.min()}",
         )
     return numbers
 

@@ -113,7 +113,7 @@ def build_network(
         for name, tensor in loop_before.exported.state_dict().items():
             state[name] = tensor.cpu()
         weights = Checkpoint(state, f"weights of stage {phase.number - 1}")
-        log.info("%s", weights.load_into(model, drop_classifier=False))
+        log.info(str(weights.load_into(model, drop_classifier=False)))
     elif run.is_new:  # else the loop loads its state
         start_weights(run, phase, model, images.train)
         if run.config.train.classifier_init == "features":
@@ -160,10 +160,9 @@ def write_outputs(
         return result
     if result["top1"] < start:
         log.warning(
-            "top-1 fell from %.1f before the first step to %.1f. More epochs, a smaller --train.lr "
-            "or --model.drop_path 0 may help. idmm probe evaluates the features as they are",
-            start,
-            result["top1"],
+            f"top-1 fell from {start:.1f} before the first step to {result['top1']:.1f}. More "
+            "epochs, a smaller --train.lr or --model.drop_path 0 may help. idmm probe evaluates "
+            "the features as they are"
         )
     return {**result, "start_top1": start}
 

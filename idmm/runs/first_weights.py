@@ -51,17 +51,17 @@ def start_weights(run: LabelledRun, phase: Phase, model: Backbone, train: ImageS
     batch_size = min(phase.batch_size, PATCH_IMAGES)
     report = run.spec.load(model)
     if report is not None:
-        log.info("%s", report)
+        log.info(str(report))
     elif isinstance(model, HogConv):  # whatever model.start: random features are of no use
         numbers = numpy_rng(seed, "features").permutation(len(train))[:IMAGES]
         images = np.repeat(numbers, distributed.world())
         model.learn_start(eval_batches(run, train, phase.size, batch_size, images=images), seed)
-        log.info("%s: mixtures and centre from %d training images", name, len(numbers))
+        log.info(f"{name}: mixtures and centre from {len(numbers)} training images")
     elif run.config.model.start != "timm" and can_init_vit(model):
         images = mixed_images(len(train), batch_size, seed)[: PATCH_IMAGES * distributed.world()]
         init_vit(model, eval_batches(run, train, phase.size, batch_size, images=images), seed)
         log.info(
-            "model.start: attention, positions and the patch embedding of %s are structured", name
+            f"model.start: attention, positions and the patch embedding of {name} are structured"
         )
 
 
@@ -113,7 +113,7 @@ def init_classifier(
         predictions = accuracy.predict(model, "accuracy before the first step, on test")
     top1 = predictions.scores()["top1"]
     run.folder.add_start_scores({"start_top1": top1})
-    log.info("before the first step: top-1 %.2f on %d test images", top1, len(images.tested))
+    log.info(f"before the first step: top-1 {top1:.2f} on {len(images.tested)} test images")
     return predictions
 
 
@@ -130,10 +130,8 @@ def _fit_to_features(
     # a fit to such features has weights so large that the first steps would destroy the backbone
     if deviation < FLOORS["feature_std"] and not config.model.freeze:
         log.warning(
-            "%s: the features of the training images hardly differ (feature_std %.2g), "
-            "so the classifier starts from fresh weights",
-            CLASSIFIER_INIT,
-            deviation,
+            f"{CLASSIFIER_INIT}: the features of the training images hardly differ "
+            f"(feature_std {deviation:.2g}), so the classifier starts from fresh weights"
         )
         return False
     fit_classifier(model, features.numpy(), train, config)
@@ -251,11 +249,7 @@ def _fitted(
         largest = (features @ weight[~unseen].T + bias[~unseen]).max(axis=1)  # [N]
         bias = np.where(unseen, largest.min() - np.log(len(features) * unseen.sum()), bias)
     log.info(
-        "classifier: logistic regression on the features of %d training images, C = %g, "
-        "chosen by %s, temperature %.2g",
-        len(labels),
-        choice.strength,
-        choice.by,
-        temperature,
+        f"classifier: logistic regression on the features of {len(labels)} training images, "
+        f"C = {choice.strength:g}, chosen by {choice.by}, temperature {temperature:.2g}"
     )
     return weight, bias

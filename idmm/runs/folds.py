@@ -10,7 +10,7 @@ import numpy as np
 
 from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.commands import ProbeConfig
-from idmm.errors import Fault, UserError
+from idmm.errors import UserError
 from idmm.evaluation.baseline import BASELINE_SIZE, remarks
 from idmm.files import holds_run
 from idmm.notebook import Result
@@ -56,9 +56,7 @@ def per_fold(run: Run[F], train_one: Callable[[Run[F]], dict[str, Any]]) -> Resu
     configs = [config_of_fold(config, fold, folds) for fold in range(1, folds + 1)]
     is_used = any(one.out is not None and holds_run(one.out) for one in configs)
     if holds_run(config.out) and not is_used:
-        raise UserError(
-            Fault("out", f"'{config.out}' holds a run without folds", "Name a new folder")
-        )
+        raise UserError.of("out", f"'{config.out}' holds a run without folds", "Name a new folder")
     check_resume(config.out, is_used, config.resume)
     results = []
     started_at = run.started_at
@@ -90,19 +88,12 @@ def config_of_fold(config: F, fold: int, folds: int) -> F:
 def _log_result(out: str, result: dict[str, Any]) -> None:
     low, high = result["top1_interval"]
     log.info(
-        "%s: top-1 %.2f on %d images, each tested once (95 %% interval %.1f to %.1f). "
-        "Mean ± standard deviation over %d folds: %.2f ± %.2f",
-        out,
-        result["top1"],
-        result["test_size"],
-        low,
-        high,
-        len(result["folds"]),
-        result["mean"]["top1"],
-        result["std"]["top1"],
+        f"{out}: top-1 {result['top1']:.2f} on {result['test_size']} images, each tested once "
+        f"(95 % interval {low:.1f} to {high:.1f}). Mean ± standard deviation over "
+        f"{len(result['folds'])} folds: {result['mean']['top1']:.2f} ± {result['std']['top1']:.2f}"
     )
     for remark in remarks(result):
-        log.warning("%s", remark)
+        log.warning(remark)
 
 
 def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:

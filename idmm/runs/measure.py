@@ -53,7 +53,7 @@ def eval_batches(
     batches = run.interrupts.watch(crops)
     if label is None or not run.folder.leader:
         return batches
-    log.info("%s: %d images", label, len(store))
+    log.info(f"{label}: {len(store)} images")
     return counting(batches, len(store), label)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from idmm.config import FinetuneConfig, PretrainConfig
 from idmm.config.phases import Phase
-from idmm.errors import Fault, SizeError, UserError, checked
+from idmm.errors import SizeError, UserError, checked
 from idmm.files import holds_run
 from idmm.methods.drloc import Localization
 from idmm.models.base import Backbone
@@ -53,21 +53,17 @@ def try_start(run: LabelledRun, phase: Phase, backbone: Backbone) -> None:
     """Raise UserError if a backbone cannot be pretrained, started or localized as asked."""
     name = run.spec.name
     if isinstance(run.config, PretrainConfig) and name in HAND_MADE:
-        raise UserError(
-            Fault(
-                "model.name",
-                f"{name} has hand-made features, which cannot be pretrained",
-                "Probe or fine-tune it instead",
-            )
+        raise UserError.of(
+            "model.name",
+            f"{name} has hand-made features, which cannot be pretrained",
+            "Probe or fine-tune it instead",
         )
     is_structured = run.config.model.start == "structured" and run.spec.init is None
     if is_structured and not can_init_vit(backbone):
-        raise UserError(
-            Fault(
-                "model.start",
-                f"structured, but {name} is not one of timm's vision transformers with learned "
-                "positions, expected timm or auto",
-            )
+        raise UserError.of(
+            "model.start",
+            f"structured, but {name} is not one of timm's vision transformers with learned "
+            "positions, expected timm or auto",
         )
     build_localization(run, phase, backbone)
 

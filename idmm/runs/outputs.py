@@ -41,11 +41,8 @@ def load_best(loop: Loop, score: str) -> dict[str, int]:
     assert best is not None  # the last epoch is always evaluated
     loop.exported.load_state_dict(best.weights)
     log.info(
-        "train.keep: the weights of epoch %d of %d, %s %.2f on val",
-        best.epoch,
-        loop.position.epoch,
-        score,
-        best.value,
+        f"train.keep: the weights of epoch {best.epoch} of {loop.position.epoch}, {score} "
+        f"{best.value:.2f} on val"
     )
     return {"kept_epoch": best.epoch}
 
@@ -185,32 +182,26 @@ def classifier_result(
         )
     _log_scores(run.config.out, scores)
     for remark in remarks(scores | {"train_size": len(images.train)}):
-        log.warning("%s", remark)
+        log.warning(remark)
     return scores
 
 
 def _log_scores(out: str | None, scores: dict[str, Any]) -> None:
     log.info(
-        "%s: top-1 %.2f, top-5 %.2f on %d test images",
-        out,
-        scores["top1"],
-        scores["top5"],
-        scores["test_size"],
+        f"{out}: top-1 {scores['top1']:.2f}, top-5 {scores['top5']:.2f} "
+        f"on {scores['test_size']} test images"
     )
+    low, high = scores["top1_interval"]
     log.info(
-        "top-1's 95 %% interval %.2f to %.2f, mean over classes %.2f, largest class %.2f, "
-        "the baseline %.2f by %s images",
-        *scores["top1_interval"],
-        scores["mean_per_class"],
-        scores["largest_class"],
-        scores[BASELINE],
-        scores[BASELINE_SIZE],
+        f"top-1's 95 % interval {low:.2f} to {high:.2f}, "
+        f"mean over classes {scores['mean_per_class']:.2f}, "
+        f"largest class {scores['largest_class']:.2f}, "
+        f"the baseline {scores[BASELINE]:.2f} by {scores[BASELINE_SIZE]} images"
     )
     if "test_groups" in scores:
         log.info(
-            "the interval is over the %d groups of the test images, as images of one group are "
-            "alike",
-            scores["test_groups"],
+            f"the interval is over the {scores['test_groups']} groups of the test images, as "
+            "images of one group are alike"
         )
 
 
@@ -266,9 +257,8 @@ def common_result(run: Run[TrainConfig], images: Stores) -> dict[str, Any]:
         length = {"minutes": minutes, "epochs": epochs, "whole_epochs": whole_epochs}
         if not whole_epochs:
             log.warning(
-                "train.minutes %g: training ended before it had seen every image once. "
-                "Try more minutes",
-                minutes,
+                f"train.minutes {minutes:g}: training ended before it had seen every image once. "
+                "Try more minutes"
             )
     return {
         **length,

@@ -71,9 +71,8 @@ def build_network(run: PretrainRun, images: Stores) -> Backbone:
         start_weights(run, phase, backbone, train)
     if run.config.trains_classifier:
         log.info(
-            "method.label_weight: %d of %d training images are used with their labels",
-            count_labels(train),
-            len(train),
+            f"method.label_weight: {count_labels(train)} of {len(train)} training images are used "
+            "with their labels"
         )
     return backbone
 
@@ -179,18 +178,15 @@ def write_outputs(run: PretrainRun, images: Stores, loop: Loop) -> dict[str, Any
         last = run.folder.metrics()[-1]
     last = distributed.broadcast(last)
     log.info(
-        "%s: loss %.4f after %s, backbone.safetensors written",
-        config.out,
-        last["loss"],
-        counted(epochs, "epoch"),
+        f"{config.out}: loss {last['loss']:.4f} after {counted(epochs, 'epoch')}, "
+        "backbone.safetensors written"
     )
     scores = {**run.folder.start_scores, **last}
     knn = {name: scores[name] for name in ("start_knn", "knn") if name in scores}
     if "start_knn" in knn:
         log.info(
-            "kNN accuracy: %.1f before the first step, %.1f at the end",
-            knn["start_knn"],
-            knn["knn"],
+            f"kNN accuracy: {knn['start_knn']:.1f} before the first step, "
+            f"{knn['knn']:.1f} at the end"
         )
     return {
         **accuracy,

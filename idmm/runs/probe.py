@@ -51,7 +51,7 @@ def build_network(run: Run[ProbeConfig], label: str) -> Network:
     model = spec.build(config.size, config.seed)
     report = spec.load(model)
     if report is not None:
-        log.info("%s", report)
+        log.info(str(report))
     network = Network(
         model.eval().to(device),
         config.size,
@@ -113,7 +113,7 @@ def measure(run: Run[ProbeConfig], network: Network, images: Stores) -> dict[str
     if test.groups is not None:
         result["test_groups"] = len(set(test.groups))
     for remark in remarks(result | linear):
-        log.warning("linear probe: %s", remark)
+        log.warning(f"linear probe: {remark}")
     return result
 
 

@@ -11,7 +11,7 @@ from idmm.config.commands import ProbeConfig, SuggestConfig, TrainCommand
 from idmm.config.dense import DENSE_LIBRARIES
 from idmm.data.formats import PICTURE_CHANNELS
 from idmm.data.registry import check_folder, resolve_name
-from idmm.errors import Fault, UserError, checked, needed
+from idmm.errors import UserError, checked, needed
 from idmm.files import weights_file
 
 if TYPE_CHECKING:
@@ -49,11 +49,9 @@ def resolve_finetune(
     config, spec = fill_network(config)
     config, classifier_notes = fill_classifier_init(config, spec)
     if config.phases[0].epochs == 0 and config.train.classifier_init != "features":
-        raise UserError(
-            Fault(
-                "train.epochs",
-                f"0 only fits the classifier, but {CLASSIFIER_INIT} is random, expected features",
-            )
+        raise UserError.of(
+            "train.epochs",
+            f"0 only fits the classifier, but {CLASSIFIER_INIT} is random, expected features",
         )
     size = config.resolved_stages()[0].size
     if trained_size(spec) and size != default_size(spec):
@@ -76,12 +74,10 @@ def resolve_dense(config: Dense, started_at: float | None = None) -> "Run[Dense]
 
     config, spec = fill_network(config)
     if spec.bands is not None or spec.in_chans not in PICTURE_CHANNELS:
-        raise UserError(
-            Fault(
-                "init",
-                f"'{config.init}' has weights for {spec.in_chans} channels of files, "
-                "but this command reads grey or RGB pictures",
-            )
+        raise UserError.of(
+            "init",
+            f"'{config.init}' has weights for {spec.in_chans} channels of files, "
+            "but this command reads grey or RGB pictures",
         )
     config, rate_notes = fill_rates(config, spec)
     return Run(config, spec, notes=notes + rate_notes, started_at=started_at)
@@ -122,11 +118,9 @@ def fill_data_name(config: C) -> tuple[C, list[str]]:
     """Fill in the dataset's name. UserError: there is none of that name."""
     data, notes = resolve_name(config.data)
     if data.labelled is not None:  # type: ignore[operator]  # mypy takes it for a method
-        raise UserError(
-            Fault(
-                "data.labelled",
-                f"is for pretraining, data.subset draws the images of a {config.COMMAND}",
-            )
+        raise UserError.of(
+            "data.labelled",
+            f"is for pretraining, data.subset draws the images of a {config.COMMAND}",
         )
     return replace(config, data=data), notes
 
@@ -142,8 +136,8 @@ def _check_out(config: AnyConfig) -> None:
     """Raise UserError if ``out`` is missing, lies among the images, or is the place of ``init``."""
     out = config.out
     if out is None:
-        raise UserError(
-            Fault("out", "missing", "Name a folder for all that the run writes (--out runs/a)")
+        raise UserError.of(
+            "out", "missing", "Name a folder for all that the run writes (--out runs/a)"
         )
     check_out_of_images(config)
     if config.init is None:
@@ -151,12 +145,10 @@ def _check_out(config: AnyConfig) -> None:
     init = os.path.realpath(config.init)
     for name in ("", "backbone.safetensors", "model.safetensors"):
         if os.path.realpath(os.path.join(out, name)) == init:
-            raise UserError(
-                Fault(
-                    "out",
-                    f"'{out}' is where init is",
-                    "Name a new folder for all that this run writes",
-                )
+            raise UserError.of(
+                "out",
+                f"'{out}' is where init is",
+                "Name a new folder for all that this run writes",
             )
 
 
@@ -181,13 +173,11 @@ def check_out_of_images(config: AnyConfig | TrainCommand | SuggestConfig) -> Non
         folders = [os.path.join(root, name) for name in names]
     for folder in folders:
         if os.path.commonpath([folder, out]) == folder:
-            raise UserError(
-                Fault(
-                    "out",
-                    f"'{config.out}' lies among the images of '{folder}' "
-                    "and would become one of their classes",
-                    "Name another place",
-                )
+            raise UserError.of(
+                "out",
+                f"'{config.out}' lies among the images of '{folder}' "
+                "and would become one of their classes",
+                "Name another place",
             )
 
 
@@ -263,21 +253,17 @@ def fill_classifier_init(
         has_features = config.init is not None or spec.name == "hog_conv"
         value = "features" if has_features else "random"
     if value == "random" and spec.name == "hog_conv":
-        raise UserError(
-            Fault(
-                CLASSIFIER_INIT,
-                "random, but hog_conv uses its hand-made features only by a fitted classifier, "
-                "expected features",
-            )
+        raise UserError.of(
+            CLASSIFIER_INIT,
+            "random, but hog_conv uses its hand-made features only by a fitted classifier, "
+            "expected features",
         )
     if value == "features" and not has_linear_classifier(spec.name, spec.kwargs):
         if requested:
-            raise UserError(
-                Fault(
-                    CLASSIFIER_INIT,
-                    f"features, but the classifier of {spec.name} is not linear in them, "
-                    "expected random",
-                )
+            raise UserError.of(
+                CLASSIFIER_INIT,
+                f"features, but the classifier of {spec.name} is not linear in them, "
+                "expected random",
             )
         value = "random"
         notes.append(

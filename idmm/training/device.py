@@ -7,7 +7,7 @@ import torch
 
 from idmm.config import Train
 from idmm.distributed import worker_lost
-from idmm.errors import Fault, RunError, UserError
+from idmm.errors import RunError, UserError
 
 # messages of torch, drivers, libraries
 _NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")
@@ -27,7 +27,7 @@ def pick_device(device: str, field: str = "device") -> str:
     names = [name for name in available if available[name]]
     if device != "auto" and device not in names:
         expected = ", ".join(names)
-        raise UserError(Fault(field, f"'{device}' is not available, expected one of {expected}"))
+        raise UserError.of(field, f"'{device}' is not available, expected one of {expected}")
     if device == "auto":
         return names[0]
     return device
@@ -38,12 +38,10 @@ def choose_device(train: Train) -> str:
     missing."""
     device = pick_device(train.device, "train.device")
     if train.precision == "fp16" and device != "cuda":
-        raise UserError(
-            Fault(
-                "train.precision",
-                f"fp16 needs a CUDA device, this run is on {device}",
-                "Give bf16, fp32 or auto",
-            )
+        raise UserError.of(
+            "train.precision",
+            f"fp16 needs a CUDA device, this run is on {device}",
+            "Give bf16, fp32 or auto",
         )
     return device
 

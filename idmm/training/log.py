@@ -98,11 +98,10 @@ def details_in_file() -> AbstractContextManager[None]:
 def log_once() -> AbstractContextManager[None]:
     """Log each message about a folder or list of images only once inside the block, even if it is
     read again."""
-    logged: dict[tuple[object, ...], logging.LogRecord] = {}
+    logged: dict[str, logging.LogRecord] = {}
 
     def is_first(record: logging.LogRecord) -> bool:
-        place = record.args[:1] if isinstance(record.args, tuple) else ()  # the folder or file
-        return logged.setdefault((record.msg, *place), record) is record
+        return logged.setdefault(record.msg, record) is record
 
     return filtering([logging.getLogger(f"idmm.data.{name}") for name in READERS], is_first)
 
@@ -127,7 +126,7 @@ def logging_to(folder: Path) -> Iterator[None]:
         )
     except OSError as error:
         file = logging.NullHandler()
-        log.warning("%s: cannot be written (%s)", folder / "log.txt", reason(error))
+        log.warning(f"{folder / 'log.txt'}: cannot be written ({reason(error)})")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     file.addFilter(lambda record: record.levelno != PROGRESS)
     # more important files report a full disk

@@ -126,12 +126,8 @@ def _faster(step: Callable[[str], float], field: str, images: int) -> str:
             times.append(step(precision))
     faster: str = distributed.broadcast(min(seconds, key=lambda name: min(seconds[name])))
     log.info(
-        "%s auto: %s (%d images take %.3g s in fp32, %.3g in bf16)",
-        field,
-        faster,
-        images,
-        min(seconds["fp32"]),
-        min(seconds["bf16"]),
+        f"{field} auto: {faster} ({images} images take "
+        f"{min(seconds['fp32']):.3g} s in fp32, {min(seconds['bf16']):.3g} in bf16)"
     )
     return faster
 

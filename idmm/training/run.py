@@ -23,7 +23,7 @@ from idmm.data.image_store import choose_crop_mode
 from idmm.data.images import CentreCrop, StoredSize
 from idmm.data.split import Listing
 from idmm.data.store import Stores, store_images
-from idmm.errors import Fault, Interrupted, UserError, in_short
+from idmm.errors import Interrupted, UserError, in_short
 from idmm.methods.base import Method
 from idmm.models.build import prefers_channels_last
 from idmm.models.spec import ModelSpec
@@ -143,7 +143,7 @@ class Run(Generic[C]):
         listing = listed_again(list_images, self.config.data)
         if listing is not None:
             self.folder.check_listing(self._used(listing))
-        log.info("%s: finished already, nothing to do", self.folder.path)
+        log.info(f"{self.folder.path}: finished already, nothing to do")
         return self.folder.result()
 
     # ------------------------------------------------------------------ the images
@@ -159,13 +159,13 @@ class Run(Generic[C]):
         saved = None
         if folder is not None:
             for note in self.notes:  # not before an error about the list of images
-                log.info("%s", note)
+                log.info(note)
             saved = folder.image_values()
         if saved is None:
             saved = {"range": None, "mean": None, "std": None}
         if self.crop_mode == "auto":
             self.crop_mode = CROP_MODES[choose_crop_mode(listing.train)]
-            log.info("images: crop_mode %s, by the shapes of the training images", self.crop_mode)
+            log.info(f"images: crop_mode {self.crop_mode}, by the shapes of the training images")
         sizes = dict.fromkeys(phase.size for phase in self.phases)
         largest = max(sizes)
         stores = store_images(
@@ -182,7 +182,7 @@ class Run(Generic[C]):
             folder.check_images(stores)
             counts = ", ".join(f"{len(store)} {part}" for part, store in stores.parts.items())
             how = "decoded at each use" if stores.train.decodes else "decoded once"
-            log.info("images: %s of %s (%s)", counts, self.config.data.name, how)
+            log.info(f"images: {counts} of {self.config.data.name} ({how})")
         self.spec = replace(self.spec, mean=stores.mean, std=stores.std)
         return stores
 
@@ -214,18 +214,15 @@ class Run(Generic[C]):
             pairs = np.reshape(np.asarray(store.value_range), (-1, 2))
             ranges = ", ".join(f"[{low:g}, {high:g}]" for low, high in pairs.tolist())
             log.info(
-                "images: %s of %s have more than 8 bits. Their values %s become 0 to 1",
-                f"{store.high_bit:,}",
-                counted(len(store), f"{part} image"),
-                ranges,
+                f"images: {store.high_bit:,} of {counted(len(store), f'{part} image')} have "
+                f"more than 8 bits. Their values {ranges} become 0 to 1"
             )
             config: AnyConfig = self.config
             uses_randaugment = isinstance(config, FinetuneConfig) and config.augment.randaugment
             if part == "train" and uses_randaugment:
                 log.info(
-                    "images: augment.randaugment: left out for the %d of more than 8 bits, "
-                    "which it would cut to 8",
-                    store.high_bit,
+                    f"images: augment.randaugment: left out for the {store.high_bit} of more than "
+                    "8 bits, which it would cut to 8"
                 )
         for name, known, values in (
             ("mean", self.spec.mean, stores.mean),
@@ -234,9 +231,7 @@ class Run(Generic[C]):
             if known is None:
                 rounded = [float(f"{value:.4g}") for value in values]
                 log.info(
-                    "images: %s %s of the channels, measured from the training images",
-                    name,
-                    rounded,
+                    f"images: {name} {rounded} of the channels, measured from the training images"
                 )
 
     # ------------------------------------------------------------------ training
@@ -274,7 +269,7 @@ class Run(Generic[C]):
         processes = ""
         if distributed.world() > 1:
             processes = f"{distributed.world()} processes, "
-        log.info("training on %s, %s%s", self.device, processes, self.precision)
+        log.info(f"training on {self.device}, {processes}{self.precision}")
         return self.accelerator
 
     def place_views(self, transform: BatchFn) -> BatchFn:
@@ -332,13 +327,11 @@ def _launched() -> Iterator[None]:
     try:
         yield
     except (ValueError, ImportError) as error:
-        fault = UserError(
-            Fault(
-                "environment",
-                f"accelerate cannot start ({in_short(error)})",
-                "Unset WORLD_SIZE, RANK, LOCAL_RANK and ACCELERATE_*, "
-                "or start the command with torchrun",
-            )
+        fault = UserError.of(
+            "environment",
+            f"accelerate cannot start ({in_short(error)})",
+            "Unset WORLD_SIZE, RANK, LOCAL_RANK and ACCELERATE_*, "
+            "or start the command with torchrun",
         )
         fault.shared = False  # other processes may not exist
         raise fault from None

@@ -44,13 +44,11 @@ MOST_FAULTS = 20  # that a message lists
 def check_resume(path: AnyPath, used: bool, resume: str) -> None:
     """Raise UserError if ``--resume`` forbids a folder that is used, or one that is not."""
     if used and resume == "never":
-        raise UserError(
-            Fault("out", f"'{path}' holds a run already", "--resume never expects a new folder")
+        raise UserError.of(
+            "out", f"'{path}' holds a run already", "--resume never expects a new folder"
         )
     if not used and resume == "must":
-        raise UserError(
-            Fault("out", f"'{path}' holds no run to resume", "--resume must expects one")
-        )
+        raise UserError.of("out", f"'{path}' holds no run to resume", "--resume must expects one")
 
 
 class RunFolder:
@@ -137,12 +135,10 @@ class RunFolder:
         """Raise UserError if a folder in which no run began has files that a run would replace."""
         files = [name for name in ("config.yaml", "metrics.jsonl") if (self.path / name).exists()]
         if files and not self._state_file.parent.exists():
-            raise UserError(
-                Fault(
-                    "out",
-                    f"'{self.path}' has files that no run wrote ({listed(files)})",
-                    "Name a new folder",
-                )
+            raise UserError.of(
+                "out",
+                f"'{self.path}' has files that no run wrote ({listed(files)})",
+                "Name a new folder",
             )
 
     def _load(self) -> TrainingState:

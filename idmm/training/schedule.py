@@ -30,7 +30,7 @@ def learning_rate_of(
     if train.minutes is not None:
         warmup = WARMUP * steps if train.warmup_epochs else 0.0
     elif shortened:
-        log.info("%s", shortened)
+        log.info(shortened)
     falls = [round(epochs * steps_per_epoch) for epochs in train.lr_steps]
     return learning_rate(optimizer, steps, warmup, train.schedule, falls)
 
