@@ -68,31 +68,10 @@ def parse(
     only_print = texts.pop("print_config")
     faults = _Faults()
     rest = _known(rest, flags, commands, faults)
-    for key in words:
-        if rest and key not in texts:
-            takes_all = any(get_origin(option) is list for option in options(flags[key].kind))
-            count = len(rest) if takes_all else 1
-            texts[key] = rest if takes_all else rest[0]
-            rest = rest[count:]
-    if len(words) == 1 and rest == [texts.get(words[0])]:  # of the flag and the word, which agree
-        rest = []
-    for word in rest:
+    for word in _take_words(words, rest, texts, flags):
         faults.add(word, "unexpected argument", "Values follow their --flag.")
     values = _values(texts, flags, faults)
-    files = []
-    for name in names:
-        try:
-            files.append((name, recipe(kind, "" if name is NO_VALUE else name)))
-        except UserError as error:
-            faults.faults += error.faults
-
-    method = flatten(merged(*(file for _, file in files), values)).get("method.name")
-    layers = []
-    for name, file in files:
-        layer, note = of_method(file, method, name)
-        layers.append(layer)
-        if note:
-            log.info("%s", note)
+    layers = _layers(kind, names, values, faults)
     config = _checked(kind, merged(*layers, values), faults, partial=only_print)
     if only_print:
         print(dump(config), end="")
@@ -235,6 +214,19 @@ def _split(
     return vars(texts), rest
 
 
+def _take_words(words: tuple[str, ...], rest: list[str], texts: Json, flags: Flags) -> list[str]:
+    """Add the texts of keys whose words need no flag, and return the words that remain."""
+    for key in words:
+        if rest and key not in texts:
+            takes_all = any(get_origin(option) is list for option in options(flags[key].kind))
+            count = len(rest) if takes_all else 1
+            texts[key] = rest if takes_all else rest[0]
+            rest = rest[count:]
+    if len(words) == 1 and rest == [texts.get(words[0])]:  # of the flag and the word, which agree
+        return []
+    return rest
+
+
 def _values(texts: Json, flags: Flags, faults: _Faults) -> Json:
     """Return the values of flags and words by key, as YAML unless a key takes only text."""
     values = {}
@@ -278,6 +270,24 @@ def _known(
             words.append(word)
         previous = word
     return words
+
+
+def _layers(kind: type, names: list[object], values: Json, faults: _Faults) -> list[Json]:
+    """Return the keys of ``--config`` files, without those of another method than the run's."""
+    files = []
+    for name in names:
+        try:
+            files.append((name, recipe(kind, "" if name is NO_VALUE else str(name))))
+        except UserError as error:
+            faults.faults += error.faults
+    method = flatten(merged(*(file for _, file in files), values)).get("method.name")
+    layers = []
+    for name, file in files:
+        layer, note = of_method(file, method, str(name))
+        layers.append(layer)
+        if note:
+            log.info(note)
+    return layers
 
 
 # ------------------------------------------------------------------ checks

@@ -20,6 +20,10 @@ from idmm.text import counted, listed, one_line
 log = logging.getLogger(__name__)
 
 SPLIT = "split.csv"  # list of a run's images with their classes and splits
+# uses of an image, besides the splits and UNLABELLED: to train on without a label, to evaluate on
+# once it has one
+_TRAIN_WITHOUT = "train without label"
+_ASIDE = "aside"
 
 
 # ---------------------------------------------------------------------- classes
@@ -56,20 +60,11 @@ def read_with_labels(
     has_parts = isdir(join(root, "train"))
     rows = _label_rows(file, images, root, has_parts)
     names: dict[str, list[str]] = defaultdict(list)
-    without_label = []  # to train on
-    more = []
-    aside = []
     for name in images:
-        folder = name.partition("/")[0]
-        row = rows.get(name)
-        if row is not None and row.label:
-            names[row.split].append(name)
-        elif row is not None and row.split != "train":
-            aside.append(name)
-        elif has_parts and folder == UNLABELLED:
-            more.append(name)
-        elif row is not None or folder == "train" or not has_parts and folder not in PARTS:
-            without_label.append(name)
+        names[_use_of(name, rows.get(name), has_parts)].append(name)
+    without_label = names[_TRAIN_WITHOUT]
+    more = names[UNLABELLED]
+    aside = names[_ASIDE]
     trained = set(names["train"] + without_label)
     classes = sorted({rows[name].label for name in names["train"]})
     faults = []
@@ -82,8 +77,7 @@ def read_with_labels(
         return Listing(_part(root, train), unlabelled=_part(root, more) or None, aside=tuple(aside))
     if faults:
         raise UserError(*faults)
-    labelled_images = sum(map(len, names.values()))
-    if without := len(images) - labelled_images:
+    if without := len(images) - sum(len(names[part]) for part in PARTS):
         log.info(
             f"data.labels: '{file}' has no class for {without} of "
             f"{counted(len(images), 'image')}, which are left out if labels are needed"
@@ -94,6 +88,20 @@ def read_with_labels(
             splits[part] = _part_with_labels(root, names[part], rows, classes)
     unlabelled = _part(root, sorted([*without_label, *more]))
     return replace(arranged(splits), unlabelled=unlabelled or None, aside=tuple(aside))
+
+
+def _use_of(name: str, row: _Labelled | None, has_parts: bool) -> str:
+    """Return the split of an image, or what else it is for. Empty: it is left out."""
+    folder = name.partition("/")[0]
+    if row is not None and row.label:
+        return row.split
+    if row is not None and row.split != "train":
+        return _ASIDE
+    if has_parts and folder == UNLABELLED:
+        return UNLABELLED
+    if row is not None or folder == "train" or not has_parts and folder not in PARTS:
+        return _TRAIN_WITHOUT
+    return ""
 
 
 def _part_with_labels(

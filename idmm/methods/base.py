@@ -61,6 +61,14 @@ class Method(nn.Module):
         self.starts_from_features = False
         self.teacher = None
 
+    def others(self) -> dict[str, tuple[nn.Module, float]]:
+        """Return all modules but the backbone by name, each with its multiple of the lr."""
+        modules = {}
+        for name, child in self.named_children():
+            if name != "backbone":
+                modules[name] = (child, self.lr_scales.get(name, 1.0))
+        return modules
+
     def scheduled(self, epoch: int) -> float:
         """Return the position of schedules in an epoch, counted from 0."""
         if self.scheduled_epoch is None:

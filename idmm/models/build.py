@@ -80,15 +80,7 @@ def create_backbone(
             features, or (SizeError) a size that it does not accept.
     """
     check_name(name)
-    used = [key for key in _LOADING if kwargs.get(key)]
-    if used:
-        raise UserError(
-            Fault(
-                "model.kwargs",
-                f"{name} has {listed(used)}, but {_RESERVED[used[0]]}",
-                "Leave it out",
-            )
-        )
+    _refuse_loading(name, kwargs)
     kwargs = {"num_classes": 0, **kwargs}
     optional: Kwargs = {"img_size": img_size, "drop_path_rate": drop_path}
     if dynamic_size:
@@ -99,19 +91,33 @@ def create_backbone(
         model = cast(Backbone, timm.create_model(name, **kwargs, **optional))
     except _MODEL_ERRORS as error:
         raise _build_error(name, kwargs, optional, error) from error
-    missing = [method for method in _INTERFACE if not hasattr(model, method)]
-    if missing:
-        raise UserError(
-            Fault(
-                "model.name", f"{name!r} has no method {listed(missing)}, expected timm's interface"
-            )
-        )
+    _check_interface(name, model)
     if img_size is not None:
         output = try_size(model, name, img_size, kwargs.get("in_chans", 3))
         width = _pooled_width(name, output)
         if kwargs["num_classes"] == 0:
             model.feature_width = width
     return model
+
+
+def _refuse_loading(name: str, kwargs: Kwargs) -> None:
+    """Raise UserError if arguments would load other weights."""
+    used = [key for key in _LOADING if kwargs.get(key)]
+    if used:
+        raise UserError.of(
+            "model.kwargs",
+            f"{name} has {listed(used)}, but {_RESERVED[used[0]]}",
+            "Leave it out",
+        )
+
+
+def _check_interface(name: str, model: Backbone) -> None:
+    """Raise UserError if a model lacks methods that idmm calls."""
+    missing = [method for method in _INTERFACE if not hasattr(model, method)]
+    if missing:
+        raise UserError.of(
+            "model.name", f"{name!r} has no method {listed(missing)}, expected timm's interface"
+        )
 
 
 def _accepted(name: str, kwargs: Kwargs, optional: Kwargs) -> Kwargs:
@@ -128,12 +134,10 @@ def _pooled_width(name: str, output: object) -> int:
     if isinstance(output, Tensor) and output.ndim == 2:
         return output.shape[1]
     returned = list(output.shape) if isinstance(output, Tensor) else type(output)
-    raise UserError(
-        Fault(
-            "model.name",
-            f"{name!r} with its model.kwargs returns {returned} for an image, "
-            "expected pooled features, [1, d]",
-        )
+    raise UserError.of(
+        "model.name",
+        f"{name!r} with its model.kwargs returns {returned} for an image, "
+        "expected pooled features, [1, d]",
     )
 
 
@@ -154,7 +158,7 @@ def check_name(name: str) -> None:
     if isinstance(name, str) and name and timm.is_model(name):
         return
     hint = nearest(str(name), timm.list_models()) or "timm.list_models() lists the names"
-    raise UserError(Fault("model.name", f"{name!r} is unknown", hint))
+    raise UserError.of("model.name", f"{name!r} is unknown", hint)
 
 
 def check_kwargs(kwargs: Kwargs) -> None:
@@ -332,10 +336,8 @@ def _build_error(name: str, kwargs: Kwargs, optional: Kwargs, error: Exception) 
             return _size_error(name, optional["img_size"], _one_line(error))
     model_kwargs = {key: value for key, value in kwargs.items() if key not in _RESERVED}
     if model_kwargs:
-        return UserError(
-            Fault("model.kwargs", f"{name} refuses {model_kwargs!r}: {_one_line(error)}")
-        )
-    return UserError(Fault("model.name", f"{name!r} cannot be built: {_one_line(error)}"))
+        return UserError.of("model.kwargs", f"{name} refuses {model_kwargs!r}: {_one_line(error)}")
+    return UserError.of("model.name", f"{name!r} cannot be built: {_one_line(error)}")
 
 
 def black_image(model: nn.Module, in_chans: int, size: Size) -> Tensor:
@@ -368,7 +370,7 @@ def try_size(model: Backbone, name: str, img_size: Size, in_chans: int = 3) -> T
 
 def _size_error(name: str, img_size: Size, reason: str) -> SizeError:
     height, width = to_2tuple(img_size)
-    return SizeError(Fault("", f"image size {height}x{width}: {name} does not accept it: {reason}"))
+    return SizeError.of("", f"image size {height}x{width}: {name} does not accept it: {reason}")
 
 
 def _one_line(error: Exception) -> str:

@@ -78,7 +78,7 @@ def checkup(command: DataCheckConfig) -> int:
         config.Data(name=name, root=root, exclude=command.exclude, labels=command.labels)
     )
     for note in notes:
-        log.info("%s", note)
+        log.info(note)
     if command.out is not None:
         check_out_of_images(ProbeConfig(out=command.out, data=data))
     report, listing = check(data)
@@ -205,6 +205,11 @@ def _findings(report: DatasetReport) -> Iterator[_Finding]:
         "If no folder is test, one image of each is tested, and none of a class of one image. "
         "Add images.",
     )
+    yield from _pair_findings(report, conflicts)
+
+
+def _pair_findings(report: DatasetReport, conflicts: list[Pair]) -> Iterator[_Finding]:
+    """Yield each kind of pairs, without the ``conflicts``."""
     groups = defaultdict(list)
     for pair in sorted(report.pairs, key=lambda pair: not pair.disagrees):
         groups[pair.leaks, pair.certain if pair.leaks else pair.exact].append(pair)

@@ -23,11 +23,9 @@ LEAST_GAIN = 2.0  # points
 def demo(command: DemoConfig) -> Json:
     """Train on scikit-learn's digits by ``idmm train`` and from scratch for the same time.
 
-    Few of them are labelled.
-
-    The digits are in OUT/images, laid out as a user's folder, and the runs of a seed in
-    OUT/seed-SEED. The seed drives everything, also which images keep their label. A stopped demo
-    resumes, a finished one prints its result again.
+    Few digits are labelled. They lie in OUT/images, laid out as a user's folder, and the runs of a
+    seed in OUT/seed-SEED. The seed drives everything, also which images keep their label. A stopped
+    demo resumes, a finished one prints its result again.
 
     Returns:
         The content of ``demo.json``: ``idmm_top1``, ``scratch_top1`` and ``baseline_top1`` (percent
@@ -66,13 +64,7 @@ def demo(command: DemoConfig) -> Json:
         f"{title}, {command.minutes:g} min of training each. "
         f"Top-1 on {tested['test_size']} test images:"
     )
-    for label, values in rows.items():
-        spread = ""
-        if len(values) > 1:
-            spread = f" ± {statistics.stdev(values):.1f}"
-        each = ", ".join(f"{value:.1f}" for value in values)
-        print(f"  {label:<13} {statistics.mean(values):5.1f}{spread} %   ({each})")
-    print(f"  lead          {gain:+5.1f} points over the better of both")
+    _print_rows(rows, gain)
     print(f"written: {out / 'demo.json'}, {out / 'comparison.png'}")
     print("next, your own images: idmm train DIR --minutes 20 --out runs/x")
     if gain < LEAST_GAIN:
@@ -82,6 +74,17 @@ def demo(command: DemoConfig) -> Json:
             "More minutes help on a slow or busy machine, in a new --out"
         )
     return result
+
+
+def _print_rows(rows: dict[str, list[float]], gain: float) -> None:
+    """Print mean, standard deviation and values of each way, and the gain."""
+    for label, values in rows.items():
+        spread = ""
+        if len(values) > 1:
+            spread = f" ± {statistics.stdev(values):.1f}"
+        each = ", ".join(f"{value:.1f}" for value in values)
+        print(f"  {label:<13} {statistics.mean(values):5.1f}{spread} %   ({each})")
+    print(f"  lead          {gain:+5.1f} points over the better of both")
 
 
 def _write_images(folder: Path) -> None:

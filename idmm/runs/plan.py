@@ -42,16 +42,11 @@ def plan_phase(
     train = run.config.train
     remaining_phases = run.phases[phase.number - 1 :]
     is_last = len(remaining_phases) == 1
-    steps = phase.steps(images)
     max_epochs = _max_epochs(run, phase)
     epochs = phase.epochs
-    length = f"{steps} in {counted(phase.epochs, 'epoch')}"
     if train.minutes is not None:
         epochs = max_epochs or sys.maxsize
-        length = f"for train.minutes {train.minutes:g}"
-    per_epoch = counted(steps // phase.epochs, "step")
-    batch_size = min(phase.batch_size, images)
-    log.info("%s: %s of %d images per epoch, %s", phase.label, per_epoch, batch_size, length)
+    _log_length(phase, images, train.minutes)
     batches = BatchPlan(
         count=images,
         batch_size=phase.batch_size,
@@ -78,6 +73,17 @@ def plan_phase(
     if not is_last:
         keep = None
     return PhasePlan(phase, batches, transform, evaluators, clock, keep)
+
+
+def _log_length(phase: Phase, images: int, minutes: float | None) -> None:
+    """Log the steps of an epoch of so many images, and all steps or the time."""
+    steps = phase.steps(images)
+    length = f"{steps} in {counted(phase.epochs, 'epoch')}"
+    if minutes is not None:
+        length = f"for train.minutes {minutes:g}"
+    per_epoch = counted(steps // phase.epochs, "step")
+    batch_size = min(phase.batch_size, images)
+    log.info(f"{phase.label}: {per_epoch} of {batch_size} images per epoch, {length}")
 
 
 def _max_epochs(run: Run[TrainConfig], phase: Phase) -> int | None:

@@ -6,8 +6,8 @@ ends, ``end_phase()`` marks that, and ``is_over()`` stops the loop.
 """
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from idmm.progress import duration
 
@@ -52,6 +52,14 @@ class Forecast:
     steps: str  # of the phase
     seconds: float  # until its end
 
+    def text(self, step_seconds: float) -> str:
+        """Return it in words, with the mean time of a step."""
+        end = time.localtime(time.time() + self.seconds)
+        return (
+            f"{self.steps} of about {step_seconds:.2g} s each. "
+            f"Training ends at about {time.strftime('%H:%M', end)}, in {duration(self.seconds)}"
+        )
+
 
 @dataclass
 class Timer:
@@ -67,8 +75,6 @@ class Timer:
 
 class ByEpochs:
     """Decides how far a phase is and when it is over, by its epochs."""
-
-    timer: Timer | None = None  # which a checkpoint holds
 
     def __init__(self, length: Length):
         self.length = length
@@ -136,14 +142,16 @@ class ByEpochs:
         remaining = remaining_steps * step_seconds + FORWARD * image_seconds * images
         return Forecast(f"{self.length.steps} steps", remaining)
 
-    def load(self, timer: Timer | None, at_end: bool) -> None:
+    def saved(self) -> dict[str, Any] | None:
+        """Return what a checkpoint holds of the clock."""
+        return None
+
+    def load(self, saved: dict[str, Any] | None, at_end: bool) -> None:
         """Continue from a checkpoint. ``at_end``: it was saved after the phase's last epoch."""
 
 
 class ByClock(ByEpochs):
     """Goes by ``train.minutes``, from 0 at the first step to 1 at the end, or by ``max_epochs``."""
-
-    timer: Timer
 
     def __init__(self, length: Length, minutes: float, warmup_epochs: float):
         super().__init__(length)
@@ -243,8 +251,11 @@ class ByClock(ByEpochs):
         count = steps + remaining / step_seconds
         return Forecast(f"about {count:.0f} steps by train.minutes {self.minutes:g}", remaining)
 
-    def load(self, timer: Timer | None, at_end: bool) -> None:
-        assert timer is not None  # of a run with train.minutes
-        self.timer = timer
+    def saved(self) -> dict[str, Any]:
+        return asdict(self.timer)
+
+    def load(self, saved: dict[str, Any] | None, at_end: bool) -> None:
+        assert saved is not None  # of a run with train.minutes
+        self.timer = Timer(**saved)
         self.is_started = True
         self.has_ended = at_end

@@ -2,9 +2,7 @@
 
 import contextlib
 import math
-import time
 from collections.abc import Generator
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -22,12 +20,11 @@ from idmm.errors import Interrupted, RunError
 from idmm.evaluation.evaluators import Evaluator
 from idmm.methods.base import Method
 from idmm.models.base import Backbone
-from idmm.progress import Bar, duration, log
+from idmm.progress import Bar, log
 from idmm.seeding import derive, seeded
 from idmm.training import clock
-from idmm.training.clock import Timer
 from idmm.training.device import enough_memory
-from idmm.training.failures import diverged, no_memory_to_train
+from idmm.training.failures import FirstBadStep, diverged, no_memory_to_train
 from idmm.training.log import epoch_line
 from idmm.training.optim import clip_gradients, create_optimizer
 from idmm.training.pace import Pace
@@ -58,7 +55,7 @@ class Loop:
     optimizer: AcceleratedOptimizer
     schedule: Scheduler
     batch_fn: BatchFn
-    bad_step: Tensor  # number of the first step whose loss is not finite, -1: none
+    bad_step: FirstBadStep
     bar: Bar
 
     def __init__(self, run: Run[TrainConfig], method: Method, plan: PhasePlan):
@@ -85,12 +82,11 @@ class Loop:
         images = next(self.batches.requests()).images
         with self._memory():
             self.accelerator = self.run.start(self.method, self.plan.transform, images)
-        with self._memory():
             self._build()
             self.batch_fn = self.run.place_views(self.plan.transform)
             if self.train.compile:  # type: ignore[operator]  # mypy takes it for a method
                 self._compile()
-            self.bad_step = torch.full((), -1, device=self.accelerator.device)
+            self.bad_step = FirstBadStep(self.accelerator.device)
             self._resume()
         self.workers = choose_workers(self.run.config.data.workers, self.batch_fn, images)
         self.pace = Pace(self.workers, self.train.accumulate)
@@ -101,13 +97,9 @@ class Loop:
     def _build(self) -> None:
         method = self.method.to(self.accelerator.device)
         method.train()
-        others = {}
-        for name, child in method.named_children():
-            if name != "backbone":
-                others[name] = (child, method.lr_scales.get(name, 1.0))
         lr = self.plan.phase.lr
         assert lr is not None  # of a resolved config
-        optimizer = create_optimizer(method.backbone, others, self.train, lr)
+        optimizer = create_optimizer(method.backbone, method.others(), self.train, lr)
         steps_per_epoch = self.batches.steps_per_epoch
         self.schedule = learning_rate_of(self.train, optimizer, steps_per_epoch, self.steps)
         self.set_weight_decay = weight_decay_schedule(
@@ -187,7 +179,7 @@ class Loop:
 
     def _end_phase_if_last(self, epoch: int) -> bool:
         """Return whether an epoch that just ended is the last one, and end the phase if it is."""
-        images = sum(evaluator.images for evaluator in self._due(epoch))
+        images = sum(evaluator.images for evaluator in self.plan.due(epoch))
         is_last = self.clock.is_last_epoch(epoch, self.run.seconds, images)
         is_last = bool(distributed.broadcast(is_last))
         if is_last:
@@ -196,24 +188,12 @@ class Loop:
         return is_last
 
     def _log_end(self, step_seconds: float) -> float:
-        """Log the number of steps and the expected end of training.
-
-        Returns:
-            The seconds until then.
-        """
+        """Log the number of steps and the expected end of training. Return the seconds until it."""
         position = self.position
         expected = self.clock.forecast(
             step_seconds, self.run.seconds, position.epoch, position.total_steps
         )
-        end = time.localtime(time.time() + expected.seconds)
-        log.info(
-            "%s: %s of about %.2g s each. Training ends at about %s, in %s",
-            self.plan.phase.label,
-            expected.steps,
-            step_seconds,
-            time.strftime("%H:%M", end),
-            duration(expected.seconds),
-        )
+        log.info(f"{self.plan.phase.label}: {expected.text(step_seconds)}")
         return expected.seconds
 
     # ------------------------------------------------------------------ steps
@@ -234,7 +214,7 @@ class Loop:
             is_due = clock.now() - self.saved_at >= 60 * self.train.save_minutes
             if self.bar.will_draw():
                 # _save stops all processes together
-                is_due = is_due or int(self.bad_step) >= 0
+                is_due = is_due or self.bad_step.is_known()
                 self._show(loss)
             self.bar.update()
             should_stop, should_save, progress = distributed.largest(
@@ -285,7 +265,7 @@ class Loop:
             batch = next(loader)
             values = self._values(batch, epoch, micro, loader)
             self.position.sums.add(values, batch["weight"] * step_share)
-            self._note_if_bad(values["loss"], number)
+            self.bad_step.note(values["loss"], number)
         self.method.before_step(epoch)
         if self.train.clip_grad:
             self.accelerator.unscale_gradients()
@@ -323,11 +303,6 @@ class Loop:
             self.accelerator.backward(values["loss"] * batch["weight"])
         return values
 
-    def _note_if_bad(self, loss: Tensor, number: int) -> None:
-        """Save the number of the first step with a bad loss, without waiting for the device."""
-        is_bad = ~torch.isfinite(loss.detach())
-        self.bad_step = torch.where(is_bad & (self.bad_step < 0), number, self.bad_step)
-
     # ------------------------------------------------------------------ the end of an epoch
     def _end_epoch(self, epoch: int) -> None:
         position = self.position
@@ -343,14 +318,14 @@ class Loop:
             "seconds": round(position.seconds, 3),
             "images_per_s": round(images / max(1e-9, position.seconds), 2),
             **means,
-            **self._evaluate(epoch, self.plan.evaluators if is_last else self._due(epoch)),
+            **self._evaluate(epoch, self.plan.evaluators if is_last else self.plan.due(epoch)),
         }
         self._keep_best(record)
         share_before = self.logged_share
         self.logged_share = self.clock.share_after(epoch + 1)
         line = epoch_line(record, self.clock.planned_epochs, share_before, self.logged_share)
         if line:
-            log.info("%s %s", self.plan.phase.label, line)
+            log.info(f"{self.plan.phase.label} {line}")
         self.run.folder.add_metrics(record)
         self.position = Position(epoch + 1, total_steps=position.total_steps)
         (progress,) = distributed.largest(self._measured_progress())
@@ -362,16 +337,7 @@ class Loop:
             return
         value = record.get(self.plan.keep)
         if value is not None and (self.best is None or value > self.best.value):
-            weights = {}
-            for name, tensor in self.exported.state_dict().items():
-                weights[name] = tensor.to("cpu", copy=True)
-            self.best = Best(record["epoch"], value, weights)
-
-    def _due(self, epoch: int) -> list[Evaluator]:
-        """Return the evaluators that an epoch calls if it is not the last."""
-        return [
-            evaluator for evaluator in self.plan.evaluators if (epoch + 1) % evaluator.every == 0
-        ]
+            self.best = Best.of(record["epoch"], value, self.exported)
 
     def _evaluate(self, epoch: int, evaluators: list[Evaluator]) -> dict[str, float | None]:
         """Return the values of the evaluators after an epoch."""
@@ -397,9 +363,9 @@ class Loop:
     # ------------------------------------------------------------------ the state
     def _check_finite(self) -> None:
         """Raise RunError if any process had a loss that is not finite. All must call together."""
-        bad_steps = [step for step in distributed.gather(int(self.bad_step)) if step >= 0]
-        if bad_steps:
-            raise self._divergence("the loss is", min(bad_steps))
+        step = self.bad_step.of_all_processes()
+        if step is not None:
+            raise self._divergence("the loss is", step)
 
     def _divergence(self, subject: str, step: int) -> RunError:
         lr = self._lr()
@@ -425,7 +391,6 @@ class Loop:
         run = self.run
         assert run.precision is not None and run.channels_last is not None
         assert run.views is not None  # all are decided by start()
-        timer = self.clock.timer
         scaler = self.accelerator.scaler
         return TrainingState(
             stage=self.plan.phase.number,
@@ -434,7 +399,7 @@ class Loop:
             steps=[run.earlier_steps, self.position.total_steps],
             epoch_seconds=self.position.seconds,
             seconds=run.seconds,
-            timer=None if timer is None else asdict(timer),
+            timer=self.clock.saved(),
             sums=sums,
             precision=run.precision,
             channels_last=run.channels_last,
@@ -459,7 +424,7 @@ class Loop:
         self.run.earlier_steps, total_steps = state.steps
         # between epochs only the end of a phase is saved
         is_end_of_phase = state.step == 0 and total_steps > 0
-        self.clock.load(None if state.timer is None else Timer(**state.timer), is_end_of_phase)
+        self.clock.load(state.timer, is_end_of_phase)
         self.position = Position(state.epoch, state.step, total_steps, state.epoch_seconds)
         share = float(self.run.folder.leader)  # the sums are added up over processes
         self.position.sums.load(state.sums, share, self.accelerator.device)
@@ -477,5 +442,4 @@ class Loop:
         with folder.reading_state():
             self._restore(state)
         folder.take_back(self.plan.phase.number, state.epoch + 1)
-        label = self.plan.phase.label
-        log.info("%s resumes from epoch %d, step %d", label, state.epoch + 1, state.step)
+        log.info(f"{self.plan.phase.label} resumes from epoch {state.epoch + 1}, step {state.step}")

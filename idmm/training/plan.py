@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from idmm import distributed
 from idmm.batch import BatchFn
@@ -27,6 +27,10 @@ class PhasePlan:
     clock: ByEpochs
     # a score: the weights of its best epoch are saved, the earlier of equals. None: the last's
     keep: str | None = None
+
+    def due(self, epoch: int) -> list[Evaluator]:
+        """Return the evaluators that an epoch calls if it is not the last."""
+        return [evaluator for evaluator in self.evaluators if (epoch + 1) % evaluator.every == 0]
 
 
 class Sums:
@@ -77,6 +81,14 @@ class Best:
     epoch: int  # from 1
     value: float
     weights: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, epoch: int, value: float, model: nn.Module) -> "Best":
+        """Copy the weights of a model to the CPU."""
+        weights = {}
+        for name, tensor in model.state_dict().items():
+            weights[name] = tensor.to("cpu", copy=True)
+        return cls(epoch, value, weights)
 
 
 @dataclass
