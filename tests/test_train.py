@@ -20,6 +20,7 @@ from test_resume import stop_at
 
 import idmm
 from idmm.auto import configs as train_configs
+from idmm.auto import features as train_features
 from idmm.auto import plan as train_plan
 from idmm.auto import trial
 from idmm.auto.plan import Counts, make_plan
@@ -114,7 +115,6 @@ def test_what_is_written(done, images, capsys):
         "classes": 2,
         "side": 9,
         "untrained": [],
-        "divisible": True,
         "crop_mode": "crop",
     }
     assert saved["plan"]["way"] == "pretrain"
@@ -784,3 +784,17 @@ def test_a_kill_costs_no_features(file, images, tmp_path):
     assert read(out / "train.json")["result"] == read(out / "result.json")
     if written_at is not None:
         assert rows.stat().st_mtime_ns == written_at
+
+
+def test_images_beyond_the_time_get_no_features(images, tmp_path, monkeypatch, capsys):
+    """One image of each class is used first."""
+    monkeypatch.setattr(train_features, "TIME_SHARE", 0.0)
+    monkeypatch.setattr(train_features, "BATCH", 3)
+    call_ok(command_line(images, tmp_path / "x"))
+    said = capsys.readouterr().err
+    assert "there was time for 3 of 16 images. Try more --minutes" in said
+    with np.load(tmp_path / "x/features/rows.npz") as saved:
+        used = saved["images"]
+        assert len(saved["rows"]) == 3
+    assert {"cat", "dog"} == {"cat" if i < 4 else "dog" for i in used if i < 8}
+    assert "top1" in read(tmp_path / "x/result.json")

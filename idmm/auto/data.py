@@ -17,7 +17,6 @@ from idmm.data.image_store import choose_crop_mode, sampled_sizes, store_split
 from idmm.data.list_file import decoded
 from idmm.data.listing import divided, drawn, list_images
 from idmm.data.split import Listing, Split, names_of, with_unlabelled
-from idmm.data.stratify import stratified_folds
 from idmm.data.user_lists import SPLIT
 from idmm.errors import Fault, UserError
 from idmm.files import Json, expand_home, write_csv, write_text
@@ -194,12 +193,8 @@ def count(listing: Listing) -> Counts:
     """Count the images and labels to learn from."""
     train = listing.train
     labelled = labelled_images(train)
-    labels = labelled.known_labels
-    present = set(labels.tolist())
     sides = [min(size) for size in sampled_sizes(train)]
-    folds = stratified_folds(labels, labelled.groups)
     side = int(statistics.median(sides or [0]))
-    divisible = bool(folds) and all(set(labels[fold.train].tolist()) == present for fold in folds)
     classes = len(train.class_names)
     untrained = list(listing.untrained)
     return Counts(
@@ -208,7 +203,6 @@ def count(listing: Listing) -> Counts:
         classes,
         side,
         untrained,
-        divisible,
         choose_crop_mode(train),
     )
 

@@ -32,11 +32,13 @@ from idmm.progress import counting, duration, log
 from idmm.runs.outputs import image_entries
 from idmm.seeding import derive, numpy_rng, seeded
 from idmm.text import counted
+from idmm.training import clock
 from idmm.training.device import pick_device
 
 ROWS = "rows.npz"
 BATCH = 16  # images at a time: on CPUs more are slower (benchmarks/results/speed.md)
 MOST_UNLABELLED = 20_000  # images without a label whose features are computed
+TIME_SHARE = 0.5  # of the time, after which other images get no features
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,17 @@ class Features:
 
 
 def training_features(
-    command: TrainCommand, state: TrainState, data: Data, spec: ModelSpec, train: Split
+    command: TrainCommand,
+    state: TrainState,
+    data: Data,
+    spec: ModelSpec,
+    train: Split,
+    minutes: float,
 ) -> Features | None:
     """Return the features of the training images. None: in another process than the first.
 
-    All processes must call together.
+    All processes must call together. If time is short, some images are left out, never all of a
+    class.
 
     OUT/features gets the network that computes them, and the features themselves, so that a
     resumed command has both. OUT/network gets the same with a network that will learn.
@@ -73,7 +81,9 @@ def training_features(
         spec: The network that will learn. If it starts from weights and the plan has sizes for
             them, their features are used, too.
         train: All images to train on.
+        minutes: That are left for all steps.
     """
+    deadline = clock.now() + 60 * TIME_SHARE * minutes
     folder = Path(command.out) / FEATURES
     images = _used_images(train, command.seed)
     if not distributed.broadcast((folder / ROWS).exists()):
@@ -87,16 +97,16 @@ def training_features(
             std=spec.std,
         )
         if distributed.rank() == 0:
-            _write_features(command, state, stores, spec)
+            _write_features(command, state, stores, spec, deadline)
     distributed.broadcast(None)  # the others wait for the files
     if distributed.rank() > 0:
         return None
     with np.load(folder / ROWS) as saved:
-        return Features(images, saved["rows"])
+        return Features(images.take(saved["images"]), saved["rows"])
 
 
 def _write_features(
-    command: TrainCommand, state: TrainState, stores: Stores, spec: ModelSpec
+    command: TrainCommand, state: TrainState, stores: Stores, spec: ModelSpec, deadline: float
 ) -> None:
     """Write the files of :func:`training_features`, the features last."""
     started_at = time.monotonic()
@@ -107,12 +117,18 @@ def _write_features(
     if plan.frozen_sizes:
         kwargs["frozen"] = network | {"sizes": plan.frozen_sizes}
     model = _network(command, kwargs, stores, spec)
-    rows = _rows(model, stores, state, command)
+    numbers, rows = _rows(model, stores, state, command, deadline)
     _save(Path(command.out) / NETWORK, model, kwargs, stores, state, spec)
     model.learned = None
     _save(folder, model, kwargs | {"learned": {}}, stores, state, spec)
     with replacing(folder / ROWS) as file:
-        np.savez(file, rows=rows)
+        np.savez(file, images=numbers, rows=rows)
+    if len(rows) < len(stores.train):
+        log.warning(
+            "features: there was time for %d of %d images. Try more --minutes",
+            len(rows),
+            len(stores.train),
+        )
     log.info(
         "%d features of %s in %s",
         rows.shape[1],
@@ -144,8 +160,13 @@ def _network(command: TrainCommand, kwargs: Json, stores: Stores, spec: ModelSpe
     return model
 
 
-def _rows(model: HogConv, stores: Stores, state: TrainState, command: TrainCommand) -> Floats:
-    """Find mixtures and centre of the model. Return the features of all images, [N, d]."""
+def _rows(
+    model: HogConv, stores: Stores, state: TrainState, command: TrainCommand, deadline: float
+) -> tuple[Integers, Floats]:
+    """Find mixtures and centre of the model. Return numbers of images, [N], and features, [N, d].
+
+    After ``deadline`` no others are added.
+    """
     device = pick_device(command.device)
     crop_mode = CROP_MODES[state.counts.crop_mode]
 
@@ -158,15 +179,39 @@ def _rows(model: HogConv, stores: Stores, state: TrainState, command: TrainComma
     some = numpy_rng(command.seed, "features").permutation(count)[:IMAGES]
     model.learn_mixtures(crops(SIDE, some), command.seed)
     model.to(device)
-    batches = counting(crops(state.plan.features_size, np.arange(count)), count, "taking features")
-    (raw,) = outputs_in_order(
-        model, batches, lambda batch: [model.raw(batch["images"].to(device))], local=True
+    order = _order_of_use(stores.train.known_labels, command.seed)
+    batches = crops(state.plan.features_size, order)
+    in_time = _until(deadline, batches, least=len(np.unique(stores.train.known_labels)))
+    (numbers, raw) = outputs_in_order(
+        model,
+        counting(in_time, count, "taking features"),
+        lambda batch: [batch["index"], model.raw(batch["images"].to(device))],
+        local=True,
     )
     model.centre.copy_(torch.from_numpy(raw.mean(axis=0)))
     rows = torch.from_numpy(raw)
     for part in rows.split(BATCH):  # in place, as there may be gigabytes
         part.copy_(model.scaled(part.to(device)))
-    return raw
+    return numbers, raw
+
+
+def _order_of_use(labels: Integers, seed: int) -> Integers:
+    """Return the numbers of all images: one of each class, other labelled ones, those without a
+    label."""
+    drawn = numpy_rng(seed, "order").permutation(len(labels))
+    labelled = drawn[labels[drawn] >= 0]
+    _, firsts = np.unique(labels[labelled], return_index=True)
+    return np.concatenate([labelled[firsts], np.delete(labelled, firsts), drawn[labels[drawn] < 0]])
+
+
+def _until(deadline: float, batches: Iterator[Batch], least: int) -> Iterator[Batch]:
+    """Yield batches until the deadline, but at least so many images."""
+    images = 0
+    for batch in batches:
+        yield batch
+        images += len(batch["index"])
+        if images >= least and clock.now() >= deadline:
+            return
 
 
 def _save(

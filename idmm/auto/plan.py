@@ -58,8 +58,6 @@ class Counts:
     side: int  # median of the short sides (pixels)
     # classes of which no training image has a label. They are left out
     untrained: list[str] = field(default_factory=list)
-    # whether each class keeps labelled images to train on if a fold is held out
-    divisible: bool = True
     crop_mode: str = "crop"  # that suits their shapes
 
 

@@ -284,7 +284,8 @@ def _run_steps(
     if listing is None:
         listing = list_images(data, labelled=True, unlabelled=True)
     state.save(out)
-    features = training_features(command, state, data, _spec(command, init), listing.train)
+    spec = _spec(command, init)
+    features = training_features(command, state, data, spec, listing.train, remaining)
     spent = distributed.broadcast((clock.now() - started_at) / 60)
     remaining -= state.minutes.setdefault("features", round(spent, 3))
     state.save(out)

@@ -55,6 +55,10 @@ def choose_classifier(
         state.best = Classifier.NETWORK
         return 0.0
     folds = distributed.broadcast(_folds(features))
+    if not folds:
+        log.info("no network is trained: the labelled images cannot be divided for a trial")
+        state.best = Classifier.LINEAR
+        return 0.0
     minutes = TRIAL_SHARE * remaining / len(folds)
     linear: list[bool] = []
     network: list[bool] = []
@@ -87,8 +91,6 @@ def _hindrance(command: TrainCommand, state: TrainState, minutes: float) -> str:
         return f"there are fewer than {FEW} labels per class"
     if _is_named(command) and counts.labelled < MANY_LABELS * counts.classes:
         return "a trial needs a folder of your own images"
-    if not counts.divisible:
-        return "the labelled images cannot be divided for a trial"
     if not state.plan.network_fits(counts.labelled, minutes):
         return "there is too little time. Try more --minutes"
     return ""
@@ -100,13 +102,20 @@ def _is_named(command: TrainCommand) -> bool:
 
 
 def _folds(features: Features | None) -> list[Fold]:
-    """Return folds of the labelled images, as many as hold out enough of them."""
+    """Return folds of the labelled images, as many as hold out enough of them.
+
+    There are none if a fold would take all images of a class.
+    """
     if features is None:
         return []
     train = features.labelled().train
+    labels = train.known_labels
+    present = set(labels.tolist())
     chosen: list[Fold] = []
     held_out = 0
-    for fold in stratified_folds(train.known_labels, train.groups, classes=train.class_names):
+    for fold in stratified_folds(labels, train.groups, classes=train.class_names):
+        if set(labels[fold.train].tolist()) != present:
+            return []
         if held_out < ENOUGH:
             chosen.append(fold)
             held_out += len(fold.held_out)
