@@ -164,6 +164,21 @@ def test_class_folders_copies_and_broken_files(tmp_path, capsys):
     train = list_images(data, labelled=True, evaluated=False, least_classes=2).train
     assert np.bincount(train.labels).tolist() == [4, 6, 6]
     assert len(list_images(data, labelled=True, least_classes=2).test) == 4
+    more = suggested(root, tmp_path / "more", 2, "--data.labels", out)
+    assert {*more} == {*paths[4:]}, "nor copies of images with a label"
+
+
+def test_the_ends_of_long_images_count(tmp_path):
+    root = tmp_path / "d"
+    for i in range(24):
+        path = root / f"{KINDS[i % 4]}ä-{i}.png"
+        picture(path, KINDS[i % 4], i)
+        with Image.open(path) as image:
+            long = Image.new("RGB", (96, 20))  # a black centre
+            for left in (0, 72):
+                long.paste(image, (left, 0))
+        long.save(path)
+    assert sorted(kinds(suggested(root, tmp_path / "1", 4))) == sorted(KINDS)
 
 
 def test_one_image_per_group(tmp_path, capsys):

@@ -12,8 +12,10 @@ from threadpoolctl import threadpool_limits
 
 from idmm.batch import Batch
 from idmm.config import Data, parsing
+from idmm.config.base import CROP_MODES
 from idmm.config.commands import SuggestConfig
 from idmm.data.fingerprint import copies
+from idmm.data.image_store import choose_crop_mode
 from idmm.data.images import bands_of
 from idmm.data.listing import list_images
 from idmm.data.split import Labels, LabelsMissing, Listing, Split, split_of, with_unlabelled
@@ -72,7 +74,7 @@ def suggest(config: SuggestConfig | Json | str) -> Result:
     listing = _list_images(config.data)
     train = _without_copies(listing, config.data)
     _check_count(config, listing, train)
-    network = _network(config)
+    network = _network(config, train)
     train, rows = _features(network, train, config)
     units = units_of(train.known_labels, train.groups)
     test_numbers = _drawn_for_tests(train, units, config)
@@ -151,7 +153,7 @@ def _check_count(config: SuggestConfig, listing: Listing, train: Split) -> None:
 
 
 # ---------------------------------------------------------------------- features
-def _network(config: SuggestConfig) -> Network:
+def _network(config: SuggestConfig, train: Split) -> Network:
     """Return the network of ``config.init``, or hand-made features that have learned nothing."""
     if config.init is not None:
         return load_backbone_network(
@@ -177,6 +179,7 @@ def _network(config: SuggestConfig) -> Network:
         "features",
         data.range,
         bands_of(channels, data.bands),
+        CROP_MODES[choose_crop_mode(train)],
     )
 
 
