@@ -3,6 +3,7 @@ behind."""
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -102,8 +103,10 @@ def inside(stage, out, **changes):
 
 
 def call(argv):
-    """Runs any command line in this process, on one thread as the real processes do; returns the
-    exit code."""
+    """Runs a command line, a text or words, in this process, on one thread as the real processes
+    do; returns the exit code."""
+    if isinstance(argv, str):
+        argv = shlex.split(argv)
     with one_thread():
         return main([str(word) for word in argv])
 

@@ -55,7 +55,7 @@ def test_probabilities_are_the_models(root, tmp_path, monkeypatch):
 
 def test_what_is_no_finished_run(tmp_path, capsys):
     def fault(run):
-        *_, line = refused(capsys, ["explore", run])
+        *_, line = refused(capsys, f"explore {run}")
         start, _, reason = line.partition(": ")
         assert start == str(run)
         return reason

@@ -140,8 +140,8 @@ def test_runs_of_a_model_with_layers_after_its_pooling(tmp_path, capsys):
     first = tmp_path / "a"
     second = tmp_path / "b"
     assert pretrain(first, name) == 0
-    few = ["--data.subset", "{total: 40}", "--data.workers", 0]
-    call_ok(["probe", "--init", first, "--size", 32, *few])
+    few = "--data.subset '{total: 40}' --data.workers 0"
+    call_ok(f"probe --init {first} --size 32 {few}")
     changes = {
         "init": first,
         "stages": [{"size": 32}],
@@ -187,6 +187,6 @@ def test_models_that_cannot_serve_are_refused(tmp_path, capsys):
         "stages": [{"size": 32}],
     }
     assert fault(inside("finetune", out, **tuning)) == line
-    assert fault(call(["probe", "--init", init, "--data.workers", 0])) == line
-    line = fault(call(["probe", "--init", init, "--size", 20]))
+    assert fault(call(f"probe --init {init} --data.workers 0")) == line
+    line = fault(call(f"probe --init {init} --size 20"))
     assert line.startswith(f"size: image size 20x20: {name} does not accept it: ")

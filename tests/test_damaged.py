@@ -49,17 +49,9 @@ def test_a_damaged_file_is_named_with_the_remedy(finished, kind, tmp_path, capsy
         file = run / name
         file.write_text(SPOILED[kind]('{"a": 1}'))
         argv = {
-            "report": ["report", run],
-            "export": [
-                "export",
-                "--init",
-                run,
-                "--format",
-                "timm",
-                "--out",
-                tmp_path / "out",
-            ],
-            "predict": ["predict", "--init", run, root / "test"],
+            "report": f"report {run}",
+            "export": f"export --init {run} --format timm --out {tmp_path}/out",
+            "predict": f"predict --init {run} {root}/test",
         }
         capsys.readouterr()
         if command in argv:

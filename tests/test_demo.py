@@ -28,7 +28,7 @@ def test_the_demo_says_what_was_found_and_draws_it(gain, code, tmp_path, capsys,
         }
 
     monkeypatch.setattr(demo, "train", train)
-    assert call(["demo", "--out", out, "--seeds", 2]) == code
+    assert call(f"demo --out {out} --seeds 2") == code
     printed = capsys.readouterr()
     assert [(one.seed, one.data.labelled.seed) for one in asked] == [
         (0, 0),
@@ -63,7 +63,7 @@ def test_the_demo_says_what_was_found_and_draws_it(gain, code, tmp_path, capsys,
 def test_bad_flags_write_nothing(tmp_path, capsys):
     lines = refused(
         capsys,
-        ["demo", "--out", tmp_path / "o", "--minutes", 0, "--seeds", 0],
+        f"demo --out {tmp_path}/o --minutes 0 --seeds 0",
     )
     assert [line.split(":")[0] for line in lines] == ["minutes", "seeds"]
     assert not (tmp_path / "o").exists()

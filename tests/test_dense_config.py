@@ -121,12 +121,12 @@ def test_a_missing_library_is_named(tmp_path, capsys, monkeypatch):
     image = paint(tmp_path / "images/1.png")
     out = tmp_path / "out"
     for stage, name in libraries.items():
-        (line,) = refused(capsys, [stage, "--data.root", image.parent, "--out", out])
+        (line,) = refused(capsys, f"{stage} --data.root {image.parent} --out {out}")
         assert line.startswith(f"{stage}: needs {name}. Install it with: pip install")
         assert "[dense]" in line
         run = tmp_path / stage
         looks = dict(size=32, mean=(0.5,) * 3, std=(0.5,) * 3, extra={"task": stage})
         save_model(run, "model", {}, name="resnet10t", kwargs={}, **looks)
-        (line,) = refused(capsys, ["predict", "--init", run, image, "--out", out])
+        (line,) = refused(capsys, f"predict --init {run} {image} --out {out}")
         assert f"{run}: needs {name}. Install it with: pip install" in line
         assert not out.exists()

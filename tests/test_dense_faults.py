@@ -153,7 +153,7 @@ def test_a_score_of_nothing_is_null(tmp_path, capsys):
     assert [row["iou"] for row in read_csv(segment / "per_class.csv")] == [""] * 4
     assert "miou undefined, macc undefined" in logged(segment)
     assert read(detect / "result.json")["ap"] is not None
-    call_ok(["report", detect, segment, "--out", tmp_path / "report"])
+    call_ok(f"report {detect} {segment} --out {tmp_path}/report")
     capsys.readouterr()
     *_, line = refused(
         capsys,

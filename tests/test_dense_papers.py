@@ -53,16 +53,8 @@ def test_cascade_without_squares_from_training_to_prediction(boxes, tmp_path):
     saved = read_checkpoint(tmp_path / "run", "init", "model")
     assert len(saved_network(saved).roi_heads.heads) == 3
     answers = read(tmp_path / "run/predictions.json")
-    predict = [
-        "predict",
-        "--init",
-        tmp_path / "run",
-        "--min_score",
-        0.05,
-        "--out",
-        tmp_path / "p",
-    ]
-    call_ok([*predict, boxes / "val"])
+    predict = f"predict --init {tmp_path}/run --min_score 0.05 --out {tmp_path}/p"
+    call_ok(f"{predict} {boxes}/val")
     predicted = read(tmp_path / "p/predictions.json")["annotations"]
     scores, again = (
         sorted(round(one["score"], 4) for one in rows if one["score"] >= 0.0501)

@@ -210,7 +210,7 @@ def test_who_knows_all_scores_all(tmp_path, monkeypatch, stage, score):
 
 
 def test_the_report_shows_scores_curves_and_predictions(whole, tmp_path):
-    call_ok(["report", whole / "detect", whole / "segment", "--out", tmp_path])
+    call_ok(f"report {whole}/detect {whole}/segment --out {tmp_path}")
     page = (tmp_path / "report.html").read_text()
     miou = f"{read(whole / 'segment/result.json')['miou']:.1f}</td>"
     for text in (
@@ -228,8 +228,8 @@ def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"none")
     images = trees / "coco/test"
-    argv = ["predict", "--init", whole / "detect", images, "--min_score"]
-    call_ok([*argv, 0, broken, "--out", tmp_path / "out"])
+    argv = f"predict --init {whole}/detect {images} --min_score"
+    call_ok(f"{argv} 0 {broken} --out {tmp_path}/out")
     assert "skipped 1 of 4 images" in capsys.readouterr().err
     written = read(tmp_path / "out/predictions.json")
     reported = read(whole / "detect/predictions.json")
@@ -243,25 +243,25 @@ def test_boxes_on_any_files(whole, trees, tmp_path, capsys):
         assert one["bbox"] == pytest.approx(other["bbox"], abs=0.01)
         assert one["score"] == pytest.approx(other["score"], abs=1e-4)
         assert one["segmentation"]["size"]
-    call_ok([*argv, 0, "--precision", "bf16", "--out", tmp_path / "half"])
+    call_ok(f"{argv} 0 --precision bf16 --out {tmp_path}/half")
     half = read(tmp_path / "half/predictions.json")["annotations"][0]
     assert half["score"] == pytest.approx(written["annotations"][0]["score"], abs=0.02)
     assert half["score"] != written["annotations"][0]["score"]
-    call_ok([*argv, 1, "--out", tmp_path / "none"])
+    call_ok(f"{argv} 1 --out {tmp_path}/none")
     assert "no box has a score of 1 or more" in capsys.readouterr().err
 
 
 def test_masks_on_any_files(whole, trees, tmp_path):
     """The same as through the loaders of a run, at one scale."""
     images = trees / "masks/images/test"
-    call_ok(["predict", "--init", whole / "segment", images, "--out", tmp_path])
+    call_ok(f"predict --init {whole}/segment {images} --out {tmp_path}")
     for name, expected in predicted(whole / "segment", trees).items():
         mask = Image.open(tmp_path / "masks" / name)
         assert mask.mode == "L"
         assert (np.asarray(mask) == expected).all()
     assert not (tmp_path / "predictions.json").exists()
-    half = ["--precision", "bf16", "--out", tmp_path / "half"]
-    call_ok(["predict", "--init", whole / "segment", images, *half])
+    half = f"--precision bf16 --out {tmp_path}/half"
+    call_ok(f"predict --init {whole}/segment {images} {half}")
     masks = [np.asarray(Image.open(tmp_path / folder / name)) for folder in ("masks", "half/masks")]
     assert (masks[0] == masks[1]).mean() > 0.9
 

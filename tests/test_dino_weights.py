@@ -98,6 +98,6 @@ def test_train(name, images, tmp_path):
 
 
 def test_features(name, images, tmp_path):
-    call_ok(["probe", "--init", f"timm:{name}", "--data.root", images, "--out", tmp_path])
+    call_ok(f"probe --init timm:{name} --data.root {images} --out {tmp_path}")
     result = read(tmp_path / "result.json")
     assert result["size"] == timm.get_pretrained_cfg(name).input_size[-1]

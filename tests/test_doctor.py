@@ -50,9 +50,9 @@ def planted(healthy, tmp_path_factory):
     return root
 
 
-def checked(root, out, capsys, *argv):
+def checked(root, out, capsys):
     """Runs the check; returns its exit code, what it printed and what check.json holds."""
-    code = call(["data", "check", "--root", root, "--out", out, *argv])
+    code = call(f"data check --root {root} --out {out}")
     return code, capsys.readouterr().out, read(out / "check.json")
 
 
@@ -162,7 +162,7 @@ def test_what_suffices_for_pretraining_is_no_fault(form, tmp_path, capsys):
         paint(tmp_path / "train/b/0.png", 2)
         use = "idmm train tests on a fifth"
         verdict = "Look at: small classes."
-    call_ok(["data", "check", "folder", "--root", tmp_path])
+    call_ok(f"data check folder --root {tmp_path}")
     out = capsys.readouterr().out
     assert f"layout: {use} of these images, fine-tuning needs more:\n  data.root: " in out
     assert out.endswith(f"\n{verdict}\n")
@@ -183,7 +183,7 @@ def test_images_of_one_colour_are_listed_and_stay(tmp_path, capsys):
 
 def test_an_out_that_cannot_be_written(healthy, tmp_path, capsys):
     (tmp_path / "file").touch()
-    assert call(["data", "check", healthy, "--out", tmp_path / "file/x"]) == 2
+    assert call(f"data check {healthy} --out {tmp_path}/file/x") == 2
     assert "out: cannot write" in capsys.readouterr().err
 
 
@@ -198,29 +198,22 @@ def test_every_command_takes_a_folder_without_its_flag(healthy, tmp_path, capsys
         "probe",
         "fewlabel",
     ):
-        out = [] if name == "probe" else ["--out", tmp_path / "r"]
-        for argv in (
-            ["DIR"],
-            ["--data.root", "DIR"],
-            ["DIR", "--data.root", "DIR"],
-        ):
+        out = "" if name == "probe" else f"--out {tmp_path}/r"
+        for folder in ("DIR", "--data.root DIR", "DIR --data.root DIR"):
             with pytest.raises(SystemExit, match="0"):
-                call([name, *argv, *out, "--print_config"])
+                call(f"{name} {folder} {out} --print_config")
             assert "root: DIR" in capsys.readouterr().out
-    for argv in ([healthy], [healthy, "--root", healthy]):
-        call_ok(["data", "check", *argv])
+    for folder in (healthy, f"{healthy} --root {healthy}"):
+        call_ok(f"data check {folder}")
         assert f"folder in {healthy}: 32 train, 8 test images" in capsys.readouterr().out
-    for argv, fault in (
+    for folder, fault in (
+        ("nowhere", "data.root: 'nowhere' does not exist, expected a folder of images"),
         (
-            ["nowhere"],
-            "data.root: 'nowhere' does not exist, expected a folder of images",
-        ),
-        (
-            [healthy, "--root", tmp_path],
+            f"{healthy} --root {tmp_path}",
             f"data.name: '{healthy}' is a folder, expected the name of a dataset",
         ),
     ):
-        (line,) = refused(capsys, ["data", "check", *argv])
+        (line,) = refused(capsys, f"data check {folder}")
         assert line.startswith(fault)
 
 
@@ -263,7 +256,7 @@ def test_12_bits_among_16_are_found_before_training(tmp_path, capsys):
         "Look at: dark",
     ):
         assert part in text
-    assert call(["train", root, "--minutes", 0.01, "--out", tmp_path / "r"]) in (0, 2)
+    assert call(f"train {root} --minutes 0.01 --out {tmp_path}/r") in (0, 2)
     line = f"data.range: {span}, 2 of 15 images stay in its lowest eighth. Set it by --data.range"
     assert line in capsys.readouterr().err
 
@@ -279,7 +272,7 @@ def test_without_test_images_a_part_of_train_is_held_out(tmp_path, capsys, monke
 
 
 def test_list_names_every_dataset_with_its_figures(capsys):
-    call_ok(["data", "list"])
+    call_ok("data list")
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     for spec in DATASETS.values():
         for figure in (spec.num_classes, spec.train_size, spec.test_size):
@@ -290,7 +283,7 @@ def test_list_names_every_dataset_with_its_figures(capsys):
 @pytest.mark.parametrize("name", ["flowers", "cars", "folder"])
 def test_info_tells_what_is_known(name, capsys):
     spec = DATASETS[name]
-    call_ok(["data", "info", name])
+    call_ok(f"data info {name}")
     text = " ".join(capsys.readouterr().out.split())
     about = (
         spec.title,

@@ -66,7 +66,7 @@ def test_nothing_is_fetched_twice_and_the_users_own_files_stay(indoor67, server,
 
 
 def test_the_command(indoor67, server, tmp_path, capsys):
-    argv = ["data", "download", "indoor67", "--root", tmp_path / "root"]
+    argv = f"data download indoor67 --root {tmp_path}/root"
     server.orders = [{"status": 404}]
     assert call(argv) == 1
     line = (

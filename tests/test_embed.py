@@ -31,18 +31,7 @@ def paths(images):
 
 
 def test_arrays(run, images, tmp_path, capsys):
-    call_ok(
-        [
-            "embed",
-            "--init",
-            run,
-            images,
-            "--out",
-            tmp_path / "f.npz",
-            "--batch_size",
-            4,
-        ]
-    )
+    call_ok(f"embed --init {run} {images} --out {tmp_path}/f.npz --batch_size 4")
     with np.load(tmp_path / "f.npz", allow_pickle=False) as arrays:
         assert sorted(arrays) == ["features", "paths"]
         assert arrays["paths"].tolist() == paths(images)
@@ -65,15 +54,15 @@ def test_from_python(run, images):
 def test_mistakes(run, images, tmp_path, capsys):
     begun = tmp_path / "begun"
     (begun / "last").mkdir(parents=True)
-    run_fault, kind_fault = refused(capsys, ["embed", "--init", begun, images, "--out", "f.csv"])
+    run_fault, kind_fault = refused(capsys, f"embed --init {begun} {images} --out f.csv")
     why = "is a run that is not finished (backbone.safetensors is"
     assert run_fault.startswith(f"init: '{begun}' {why}")
     assert kind_fault == "out: 'f.csv' is of an unknown kind, expected a file that ends in .npz"
-    assert refused(capsys, ["embed", "--init", run, images])[0].startswith("out: missing")
+    assert refused(capsys, f"embed --init {run} {images}")[0].startswith("out: missing")
 
 
-def similar(capsys, *argv):
-    call_ok(["similar", *argv])
+def similar(capsys, argv):
+    call_ok(f"similar {argv}")
     printed = capsys.readouterr()
     rows = [line.split("  ") for line in printed.out.splitlines()]
     return [(path, float(cosine)) for cosine, path in rows], printed.err
@@ -82,7 +71,7 @@ def similar(capsys, *argv):
 def test_nearest_first(run, images, tmp_path, capsys):
     files = paths(images)
     out = tmp_path / "s.png"
-    rows, log = similar(capsys, "--init", run, files[0], images, "--top_k", 3, "--out", out)
+    rows, log = similar(capsys, f"--init {run} {files[0]} {images} --top_k 3 --out {out}")
     features = by_timm(run, files)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
     cosines = features[1:] @ features[0]
@@ -92,26 +81,23 @@ def test_nearest_first(run, images, tmp_path, capsys):
     assert f"cosine, median of all {len(cosines)}: {np.median(cosines):.4f}" in log
     assert f"query: '{files[0]}' is among the images and is skipped there" in log
     assert read_image(out).pixels.shape[1] > 1000
-    assert len(similar(capsys, "--init", run, files[0], *files[1:], out, "--out", out)[0]) == 5, (
-        "without its figure"
-    )
+    every = " ".join(map(str, files))
+    rows, _ = similar(capsys, f"--init {run} {every} {out} --out {out}")
+    assert len(rows) == 5, "without its figure"
 
 
 def test_mistakes_of_similar(run, images, tmp_path, capsys):
     files = paths(images)
-    out = ["--out", tmp_path / "s.png"]
     bad = tmp_path / "bad.png"
     bad.write_text("no image")
     alone = f"there is no image but the query '{files[0]}'. Name images to compare it with"
-    for argv, line in [
-        (
-            [images, files[0]],
-            f"query: '{images}' is no file, expected an image",
-        ),
-        ([files[0], files[0]], f"paths: {alone}"),
-        ([bad, images], f"query: '{bad}' cannot be read (not an image)"),
+    for words, line in [
+        (f"{images} {files[0]}", f"query: '{images}' is no file, expected an image"),
+        (f"{files[0]} {files[0]}", f"paths: {alone}"),
+        (f"{bad} {images}", f"query: '{bad}' cannot be read (not an image)"),
     ]:
-        assert refused(capsys, ["similar", "--init", run, *argv, *out])[-1] == line
+        argv = f"similar --init {run} {words} --out {tmp_path}/s.png"
+        assert refused(capsys, argv)[-1] == line
     line = "out: 's.jpg' is of an unknown kind, expected a file that ends in .png"
-    assert refused(capsys, ["similar", "--init", run, files[0], images, "--out", "s.jpg"]) == [line]
+    assert refused(capsys, f"similar --init {run} {files[0]} {images} --out s.jpg") == [line]
     assert not (tmp_path / "s.png").exists()

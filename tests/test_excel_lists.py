@@ -78,18 +78,7 @@ def test_names_without_folder_or_ending_in_every_list(tmp_path):
     # pretraining does not list test images then, but may be given the list
     shutil.rmtree(root / "test/b")
     assert list_images(data, labelled=False).excluded == 2
-    call(
-        [
-            "data",
-            "check",
-            "--root",
-            root,
-            "--exclude",
-            file,
-            "--out",
-            tmp_path / "c",
-        ]
-    )
+    call(f"data check --root {root} --exclude {file} --out {tmp_path}/c")
     assert (tmp_path / "c/exclude.txt").read_text().startswith("train-a.png\ntrain-b")
 
 
@@ -136,15 +125,7 @@ def test_forms_that_are_not_clear_cost_one_line(content, line, root, tmp_path, c
     file.write_bytes(content)
     lines = refused(
         capsys,
-        [
-            "finetune",
-            "--data.root",
-            root,
-            "--data.labels",
-            file,
-            "--out",
-            tmp_path / "r",
-        ],
+        f"finetune --data.root {root} --data.labels {file} --out {tmp_path}/r",
     )
     assert len(lines) == 1
     assert lines[0].startswith(f"data.labels: {line.replace('FILE', str(file))}")
@@ -172,7 +153,7 @@ def test_names_with_line_ends_come_back_from_every_list(tmp_path, capfd):
         (root / "train/a" / name).write_bytes(b"")  # broken, so that the list leaves it out
         shutil.copy(root / "train/b/0.png", root / f"{i}.png")
         (root / f"{i}.png").rename(root / "train/b" / name.replace(".png", "copy.png"))
-    assert call(["data", "check", "--root", root, "--out", tmp_path / "c"]) == 1
+    assert call(f"data check --root {root} --out {tmp_path}/c") == 1
     assert "\x1b" not in "".join(capfd.readouterr())
     lines = (tmp_path / "c/exclude.txt").read_bytes().splitlines()
     assert sum(not line.startswith(b"#") for line in lines) == 2 * len(ENDS)

@@ -71,7 +71,7 @@ def test_held_out_images_and_conflicts_are_found(planted, tmp_path, capsys):
         "stages": [{"size": 16}],
     }
     inside_ok("finetune", out, **options)
-    call_ok(["explore", out])
+    call_ok(f"explore {out}")
     text = capsys.readouterr().out
     assert text.startswith("37 train, 16 test images of")
     assert "The labels of 1 pair differ. These come first." in text
@@ -89,7 +89,7 @@ def test_held_out_images_and_conflicts_are_found(planted, tmp_path, capsys):
     assert len(labels) == 53
     exclude = (out / "explore/exclude.txt").read_text()
     assert "but of class 'flower', not 'china': one may be wrong" in exclude
-    assert call(["data", "check", "--root", root, "--out", tmp_path / "check"]) == 1
+    assert call(f"data check --root {root} --out {tmp_path}/check") == 1
     text = capsys.readouterr().out
     finding = f"labels differ: 1 pair (train/china/09.png and {CONFLICT}: near"
     assert text.index(finding) < text.index("duplicates: 1 pair")
@@ -136,7 +136,7 @@ def pairs(path):
 
 def test_rows_of_w_are_compared_with_features(run, planted, capsys):
     """The shares by a plain loop. W is that of the last checkpoint."""
-    call_ok(["explore", run])
+    call_ok(f"explore {run}")
     printed = capsys.readouterr().out
     rows = torch.load(run / "last/state.pt", weights_only=True)["method"][
         "classifier.weight"
@@ -152,7 +152,7 @@ def test_rows_of_w_are_compared_with_features(run, planted, capsys):
 
 
 def test_planted_faults_are_found(run, planted, capsys):
-    call_ok(["explore", run])
+    call_ok(f"explore {run}")
     text = capsys.readouterr().out
     out = run / "explore"
     duplicates = table(out / "duplicates.csv")
@@ -186,7 +186,7 @@ def test_planted_faults_are_found(run, planted, capsys):
 def test_a_folder_of_idmm_train_stands_for_its_first_stage(run, tmp_path, capsys):
     shutil.copytree(run, tmp_path / "stage1")
     (tmp_path / "train.json").touch()
-    call_ok(["explore", tmp_path])
+    call_ok(f"explore {tmp_path}")
     assert (tmp_path / "stage1/explore/map.png").exists()
     assert f"run: '{tmp_path}/stage1', which learned from all images" in capsys.readouterr().err
 
@@ -194,17 +194,7 @@ def test_a_folder_of_idmm_train_stands_for_its_first_stage(run, tmp_path, capsys
 def test_two_runs_are_mapped_next_to_each_other(run, simclr, tmp_path, monkeypatch, capsys):
     figures = []
     monkeypatch.setattr(explore_tables, "save", lambda figure, path: figures.append(figure))
-    call_ok(
-        [
-            "explore",
-            run,
-            simclr,
-            "--classes",
-            "[flower]",
-            "--out",
-            tmp_path / "e",
-        ]
-    )
+    call_ok(f"explore {run} {simclr} --classes [flower] --out {tmp_path}/e")
     before, after = figures[0].axes
     count = 26
     for axis, name in ((before, run), (after, simclr)):
@@ -220,18 +210,18 @@ def test_two_runs_are_mapped_next_to_each_other(run, simclr, tmp_path, monkeypat
     assert (
         refused(
             capsys,
-            ["explore", run, "--classes", "[flowr]", "--out", tmp_path / "f"],
+            f"explore {run} --classes [flowr] --out {tmp_path}/f",
         )[-1]
         == line
     )
-    assert refused(capsys, ["explore", run, tmp_path])[-1].startswith(
+    assert refused(capsys, f"explore {run} {tmp_path}")[-1].startswith(
         f"{tmp_path}: is no finished run"
     )
 
 
 def test_without_rows_and_labels(simclr, tmp_path, capsys):
     """Another method goes by features; without labels there is no labels.csv."""
-    call_ok(["explore", simclr, "--out", tmp_path / "e"])
+    call_ok(f"explore {simclr} --out {tmp_path}/e")
     text = capsys.readouterr().out
     assert "skipped, the images have no labels" in text
     assert not (tmp_path / "e/labels.csv").exists()

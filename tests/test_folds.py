@@ -70,7 +70,7 @@ def test_all_folds_are_no_backbone(done, tmp_path, capsys):
         f"init: '{done}' holds k-fold runs. Give one of them ('{done / 'fold-1'}'), or a "
         "run on all images"
     )
-    assert refused(capsys, ["finetune", "--init", done, "--out", tmp_path / "o"]) == [line]
+    assert refused(capsys, f"finetune --init {done} --out {tmp_path}/o") == [line]
 
 
 def test_taken_up_again(done, images, pretrained, tmp_path, capsys):

@@ -303,28 +303,8 @@ def test_knn_before_and_after(source, adapted):
 
 def test_the_recipe_takes_the_model_of_the_weights(source, tmp_path):
     out = tmp_path / "run"
-    few = [
-        "--data.subset",
-        "{total: 40}",
-        "--data.workers",
-        0,
-        "--train.epochs",
-        1,
-        "--views.size",
-        16,
-    ]
-    argv = [
-        "pretrain",
-        "--config",
-        "adapt",
-        "--init",
-        source,
-        *few,
-        "--train.precision",
-        "fp32",
-        "--out",
-        out,
-    ]
+    few = "--data.subset '{total: 40}' --data.workers 0 --train.epochs 1 --views.size 16"
+    argv = f"pretrain --config adapt --init {source} {few} --train.precision fp32 --out {out}"
     call_ok(argv)
     settings = read(out / "config.yaml")
     assert settings["model"]["name"] == "resnet10t"

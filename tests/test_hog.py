@@ -133,38 +133,25 @@ def test_data_of_other_sizes_are_resized_without_aliases():
 
 
 def test_it_goes_through_the_commands_like_any_backbone(tmp_path):
-    few = ["--data.workers", 0, "--data.subset", "{per_class: 20}"]
-    statistics = ["--data.mean", "[0.3, 0.2, 0.1]", "--data.std", "[0.5, 0.6, 0.7]"]
-    call_ok(
-        ["probe", "--model.name", "hog", *few, *statistics, "--size", 32, "--out", tmp_path / "p"]
-    )
+    few = "--data.workers 0 --data.subset '{per_class: 20}'"
+    statistics = "--data.mean '[0.3, 0.2, 0.1]' --data.std '[0.5, 0.6, 0.7]'"
+    call_ok(f"probe --model.name hog {few} {statistics} --size 32 --out {tmp_path}/p")
     probe = read(tmp_path / "p/result.json")
     assert probe["top1"] > 85
-    short = [*few, "--train.epochs", 1, "--train.size", 32, "--train.precision", "fp32"]
-    fitted = ["--train.classifier_init", "features", "--train.layer_decay", 0.7]
-    call_ok(
-        [
-            "finetune",
-            "--model.name",
-            "hog",
-            *short,
-            *statistics,
-            *fitted,
-            "--out",
-            tmp_path / "f",
-        ]
-    )
+    short = f"{few} --train.epochs 1 --train.size 32 --train.precision fp32"
+    fitted = "--train.classifier_init features --train.layer_decay 0.7"
+    call_ok(f"finetune --model.name hog {short} {statistics} {fitted} --out {tmp_path}/f")
     assert read(tmp_path / "f/result.json")["top1"] > 80
     backbone = idmm.load_backbone(tmp_path / "f")
     assert not list(backbone.parameters())
     assert backbone.mean.tolist() == approx([0.3, 0.2, 0.1])
-    call_ok(["probe", "--init", tmp_path / "f", *few, "--out", tmp_path / "q"])
+    call_ok(f"probe --init {tmp_path}/f {few} --out {tmp_path}/q")
     assert read(tmp_path / "q/result.json")["readouts"] == probe["readouts"]
-    grey = ["--init", tmp_path / "f", "--data.in_chans", 1]
-    call_ok(["finetune", *grey, *short, "--out", tmp_path / "g"])
+    grey = f"--init {tmp_path}/f --data.in_chans 1"
+    call_ok(f"finetune {grey} {short} --out {tmp_path}/g")
     assert idmm.load_backbone(tmp_path / "g").mean.shape == (1,)
-    draws = ["--per_class", 2, "--seeds", 1, "--data.workers", 0, "--out", tmp_path / "few"]
-    call_ok(["fewlabel", "--init", tmp_path / "g", "--model.name", "hog", *draws])
+    draws = f"--per_class 2 --seeds 1 --data.workers 0 --out {tmp_path}/few"
+    call_ok(f"fewlabel --init {tmp_path}/g --model.name hog {draws}")
     assert list(read(tmp_path / "few/fewlabel.json")["runs"]) == [f"{tmp_path}/g", "hog"]
 
 
@@ -174,19 +161,10 @@ def test_pretraining_is_refused(tmp_path, capsys):
         "fine-tune it instead"
     )
     for name in ("hog_conv", "hog"):
-        argv = ["pretrain", "--model.name", name, "--views.size", 64, "--out", tmp_path / "p"]
+        argv = f"pretrain --model.name {name} --views.size 64 --out {tmp_path}/p"
         assert refused(capsys, argv)[-1] == reason.format(name)
-    grid = [
-        "--sources",
-        "[digits]",
-        "--targets",
-        "[digits]",
-        "--methods",
-        "[idmm]",
-        "--backbones",
-        "[hog]",
-    ]
-    argv = ["transfer", *grid, "--scratch", "true", "--seeds", "[0]", "--out", tmp_path / "g"]
+    grid = "--sources [digits] --targets [digits] --methods [idmm] --backbones [hog]"
+    argv = f"transfer {grid} --scratch true --seeds [0] --out {tmp_path}/g"
     assert refused(capsys, argv)[-1] == f"backbones 'hog': {reason.format('hog')}"
 
 
@@ -264,37 +242,18 @@ def test_the_network_learns_and_the_rest_does_not():
 
 def test_through_the_commands(tmp_path, capsys):
     root = tree(tmp_path / "d", train={"cat": 8, "dog": 8}, test={"cat": 4, "dog": 4})
-    small = [
-        "--data.root",
-        root,
-        "--data.workers",
-        0,
-        "--train.epochs",
-        1,
-        "--train.precision",
-        "fp32",
-    ]
-    model = ["--model.name", "hog_conv", "--model.kwargs", f"{{{SMALL}}}"]
-    tuned = [
-        "finetune",
-        *small,
-        *model,
-        "--train.size",
-        64,
-        "--train.batch_size",
-        5,
-        "--out",
-        tmp_path / "f",
-    ]
+    small = f"--data.root {root} --data.workers 0 --train.epochs 1 --train.precision fp32"
+    model = f"--model.name hog_conv --model.kwargs '{{{SMALL}}}'"
+    tuned = f"finetune {small} {model} --train.size 64 --train.batch_size 5 --out {tmp_path}/f"
     reason = "hog_conv uses its hand-made features only by a fitted classifier, expected features"
-    assert refused(capsys, [*tuned, "--train.classifier_init", "random"]) == [
+    assert refused(capsys, f"{tuned} --train.classifier_init random") == [
         f"train.classifier_init: random, but {reason}"
     ]
     call_ok(tuned)
     assert "start_top1" in read(tmp_path / "f/result.json")
     note = "hog_conv: mixtures and centre from 16 training images"
     assert note in logged(tmp_path / "f")
-    call_ok(["export", "--init", tmp_path / "f", "--format", "onnx", "--out", tmp_path / "m.onnx"])
+    call_ok(f"export --init {tmp_path}/f --format onnx --out {tmp_path}/m.onnx")
     images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     logits = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(
         None, {"images": images.numpy()}
@@ -308,19 +267,8 @@ RUN = dict(
 )
 
 
-def probed(tmp_path, *argv):
-    call_ok(
-        [
-            "probe",
-            "--model.name",
-            "hog",
-            "--data.workers",
-            0,
-            *argv,
-            "--out",
-            tmp_path / "probe",
-        ]
-    )
+def probed(tmp_path, more):
+    call_ok(f"probe --model.name hog --data.workers 0 {more} --out {tmp_path}/probe")
     return read(tmp_path / "probe/result.json")["top1"]
 
 
@@ -330,7 +278,7 @@ def test_a_run_measures_once_what_a_probe_of_hog_does(tmp_path):
         assert inside("finetune", tmp_path / "run", **RUN) == 130
     inside_ok("finetune", tmp_path / "run", **RUN)
     baseline_top1 = result(tmp_path / "run")["baseline_top1"]
-    expected = probed(tmp_path, "--size", 32, "--data.subset", "{per_class: 6}")
+    expected = probed(tmp_path, "--size 32 --data.subset '{per_class: 6}'")
     # crops of training images are not rounded to 8 bits
     assert baseline_top1 == approx(expected, abs=1)
     assert baseline_top1 > 80
@@ -366,7 +314,7 @@ def test_the_check_of_images_finds_the_same(side, tmp_path, capsys):
     )
     for seed, path in enumerate(sorted(root.rglob("*.png"))):
         paint(path, seed, (side, side + 17))
-    call(["data", "check", "--root", root, "--out", tmp_path / "c"])
+    call(f"data check --root {root} --out {tmp_path}/c")
     floor = read(tmp_path / "c/check.json")["floor"]
     assert floor["train_images"] == 27
     assert floor["images"] == 19
@@ -376,9 +324,8 @@ def test_the_check_of_images_finds_the_same(side, tmp_path, capsys):
         "hand-made features "
     )
     assert f"{line}(the largest class every time: 36.8 %)" in capsys.readouterr().out
-    assert floor["baseline_top1"] == probed(
-        tmp_path, "--size", 64, "--crop_mode", "auto", "--data.root", root
-    )
+    more = f"--size 64 --crop_mode auto --data.root {root}"
+    assert floor["baseline_top1"] == probed(tmp_path, more)
 
 
 def test_of_many_images_a_part_is_drawn_by_the_classes_shares(monkeypatch):

@@ -83,18 +83,18 @@ def test_a_run_names_the_file_that_it_started_from(tuned, photos, tmp_path):
     assert config["model"]["name"] == "tf_efficientnet_lite0"
     assert config["data"]["mean"] == [0.5] * 3
     assert read(tuned / "result.json")["start_top1"] == 100
-    call_ok(["finetune", "--config", tuned / "config.yaml", "--out", tmp_path / "again"])
+    call_ok(f"finetune --config {tuned}/config.yaml --out {tmp_path}/again")
     again = read(tmp_path / "again/config.yaml")
     assert again == config | {"out": str(tmp_path / "again")}
 
 
 def test_the_classifier_predicts_and_is_exported(tuned, photos, tmp_path):
     out = tmp_path / "answers.csv"
-    call_ok(["predict", "--init", tuned, photos / "test", "--out", out])
+    call_ok(f"predict --init {tuned} {photos}/test --out {out}")
     rows = [line.split(",") for line in out.read_text().splitlines()[1:]]
     assert len(rows) == 4
     assert all(f"/{label}/" in path for path, _, label, _ in rows)
-    call_ok(["export", "--init", tuned, "--format", "timm", "--out", tmp_path / "exported"])
+    call_ok(f"export --init {tuned} --format timm --out {tmp_path}/exported")
     exported = read(tmp_path / "exported/config.json")
     assert exported["architecture"] == "tf_efficientnet_lite0"
     assert exported["label_names"] == ["cat", "cup"]
@@ -107,14 +107,14 @@ def test_features_without_training(photos, tmp_path):
     result = read(tmp_path / "probe/result.json")
     assert result["init"] == SOURCE
     assert result["top1"] == 100
-    call_ok(["embed", "--init", "imagenet", photos / "test", "--out", tmp_path / "f.npz"])
+    call_ok(f"embed --init imagenet {photos}/test --out {tmp_path}/f.npz")
     assert np.load(tmp_path / "f.npz")["features"].shape == (4, 1280)
 
 
 def test_train_starts_from_them(photos, tmp_path):
     out = tmp_path / "trained"
-    argv = ["train", photos, "--init", "imagenet", "--out", out, "--minutes", 0.05]
-    call_ok([*argv, "--size", SIDE, "--data.workers", 0, "--device", "cpu"])
+    argv = f"train {photos} --init imagenet --out {out} --minutes 0.05"
+    call_ok(f"{argv} --size {SIDE} --data.workers 0 --device cpu")
     assert read(out / "train.json")["command"]["init"] == SOURCE
     assert read(out / "result.json")["top1"] >= 75
 

@@ -52,9 +52,9 @@ def test_a_root_of_images_that_a_package_ships_is_an_error(pictures, tmp_path, c
     name = "digits"
     line = f"data.root: '{pictures}', but data.name '{name}' comes with a package and takes none. "
     line += "Leave it out, or the name, which is then 'folder'"
-    where = ["--data.name", name, "--data.root", pictures]
-    assert refused(capsys, ["pretrain", *where, "--out", tmp_path / "o"]) == [line]
-    assert refused(capsys, ["data", "check", name, "--root", pictures])[-1] == line
+    where = f"--data.name {name} --data.root {pictures}"
+    assert refused(capsys, f"pretrain {where} --out {tmp_path}/o") == [line]
+    assert refused(capsys, f"data check {name} --root {pictures}")[-1] == line
     assert not (tmp_path / "o").exists()
 
 
@@ -122,7 +122,7 @@ def test_out_may_not_be_init(tmp_path, capsys):
 def test_out_may_not_be_among_the_images(root, below, allowed, pictures, capsys):
     """A later run would take its pictures for a class."""
     root = pictures / root
-    argv = ["pretrain", "--data.root", root, "--out", root / below, "--init", pictures / "none"]
+    argv = f"pretrain --data.root {root} --out {root}/{below} --init {pictures}/none"
     line = (
         f"out: '{root / below}' lies among the images of '{pictures / 'train'}' and would become "
     )
@@ -131,5 +131,5 @@ def test_out_may_not_be_among_the_images(root, below, allowed, pictures, capsys)
     assert (line in lines) != allowed
     assert any("does not exist" in one for one in lines)
     if not allowed:
-        assert refused(capsys, ["train", root, "--out", root / below]) == [line]
-        assert refused(capsys, ["data", "check", "--root", root, "--out", root / below]) == [line]
+        assert refused(capsys, f"train {root} --out {root}/{below}") == [line]
+        assert refused(capsys, f"data check --root {root} --out {root}/{below}") == [line]

@@ -124,11 +124,11 @@ def test_a_phone_photo_is_upright_in_every_path(runs, images, tmp_path):
     assert len(store) == 17
     assert tuple(store.image(0).shape[1:]) == tuple(store.image(16).shape[1:]) == upright.size[::-1]
     photos = tmp_path / "d/train/b"
-    call_ok(["predict", "--init", runs / "rgb", photos, "--out", tmp_path / "p.csv"])
+    call_ok(f"predict --init {runs}/rgb {photos} --out {tmp_path}/p.csv")
     rows = predicted((tmp_path / "p.csv").read_text())
     assert len({(row["class"], row["probability"]) for row in rows[:8]}) == 1
     assert float(rows[8]["probability"]) == approx(float(rows[0]["probability"]), abs=0.02)
-    call_ok(["embed", "--init", runs / "pretrain", photos, "--out", tmp_path / "f.npz"])
+    call_ok(f"embed --init {runs}/pretrain {photos} --out {tmp_path}/f.npz")
     features = np.load(tmp_path / "f.npz")["features"]
     np.testing.assert_allclose(
         features[:8], np.broadcast_to(features[0], features[:8].shape), atol=1e-5
@@ -171,7 +171,7 @@ def test_what_the_run_itself_found(name, runs, images, tmp_path):
     """``idmm predict`` on a finished run's test files: its own classes, and its probabilities."""
     run = runs / name
     out = tmp_path / "p.csv"
-    call_ok(["predict", "--init", run, images / "test", "--top_k", 3, "--out", out])
+    call_ok(f"predict --init {run} {images}/test --top_k 3 --out {out}")
     with open(run / "predictions.csv") as file:
         answers = {str(images / row["path"]): row for row in csv.DictReader(file)}
     rows = written(out)
@@ -192,16 +192,8 @@ def test_what_the_run_itself_found(name, runs, images, tmp_path):
 
 
 def test_ranks_and_order(runs, images, tmp_path, capsys):
-    argv = [
-        "predict",
-        "--init",
-        runs / "rgb",
-        "--batch_size",
-        4,
-        images / "test" / "red",
-        images / "test" / "blue",
-    ]
-    call_ok([*argv, "--top_k", 2, "--out", tmp_path / "new" / "p.csv"])
+    argv = f"predict --init {runs}/rgb --batch_size 4 {images}/test/red {images}/test/blue"
+    call_ok(f"{argv} --top_k 2 --out {tmp_path}/new/p.csv")
     rows = written(tmp_path / "new" / "p.csv")
     expected = []
     for name in ("red", "blue"):
@@ -214,7 +206,7 @@ def test_ranks_and_order(runs, images, tmp_path, capsys):
     for a, b in zip(rows[::2], rows[1::2], strict=True):
         assert float(a["probability"]) >= float(b["probability"])
     capsys.readouterr()
-    call_ok(["predict", images / "test", "--init", runs / "rgb", "--top_k", 9])
+    call_ok(f"predict {images}/test --init {runs}/rgb --top_k 9")
     assert len(predicted(capsys.readouterr().out)) == 3 * 21  # as many ranks as there are classes
 
 
@@ -224,8 +216,8 @@ def test_unreadable_files_are_listed(runs, tmp_path, capsys):
     (tmp_path / "in" / "empty.png").touch()
     paint(tmp_path / "in" / ".hidden.png")
     (tmp_path / "in" / "notes.txt").write_text("no image")
-    argv = ["predict", "--init", runs / "rgb"]
-    call_ok([*argv, tmp_path / "in"])
+    argv = f"predict --init {runs}/rgb"
+    call_ok(f"{argv} {tmp_path}/in")
     output = capsys.readouterr()
     assert column(predicted(output.out), "path") == [str(tmp_path / "in/deep/down/good.png")]
     assert "skipped 1 file of other kinds" in output.err
@@ -236,9 +228,7 @@ def test_unreadable_files_are_listed(runs, tmp_path, capsys):
     text_file = (
         tmp_path / "in" / "notes.txt"
     )  # a file that is named is tried, whatever it is called
-    lines = refused(
-        capsys, [*argv, text_file, tmp_path / "in" / "empty.png", "--out", tmp_path / "p.csv"]
-    )
+    lines = refused(capsys, f"{argv} {text_file} {tmp_path}/in/empty.png --out {tmp_path}/p.csv")
     assert lines[0] == "paths: none of 2 images can be read:"
     assert lines[1:] == [f"  {text_file}: not an image", f"  {tmp_path}/in/empty.png: empty file"]
     assert not (tmp_path / "p.csv").exists()
@@ -246,15 +236,7 @@ def test_unreadable_files_are_listed(runs, tmp_path, capsys):
 
 def test_mistakes_are_told_together_before_the_work(runs, tmp_path, capsys):
     (tmp_path / "none").mkdir()
-    argv = [
-        "predict",
-        "--init",
-        runs / "pretrain",
-        tmp_path / "none",
-        tmp_path / "nowhere",
-        "--out",
-        "p.txt",
-    ]
+    argv = f"predict --init {runs}/pretrain {tmp_path}/none {tmp_path}/nowhere --out p.txt"
     assert refused(capsys, argv) == [
         f"init: '{runs}/pretrain' is a run without a classifier. Fine-tune it on labelled "
         "images first: "
@@ -273,9 +255,9 @@ def test_runs_that_cannot_predict(runs, images, tmp_path, capsys):
         / "rgb"
         / "backbone.safetensors": "has no classifier: its JSON lists no classes, expected",
     }.items():
-        (line,) = refused(capsys, ["predict", "--init", run, images])
+        (line,) = refused(capsys, f"predict --init {run} {images}")
         assert line.startswith(f"init: '{run}' {reason}")
-    (line,) = refused(capsys, ["predict", "--init", runs / "rgb", images, "--device", "mps"])
+    (line,) = refused(capsys, f"predict --init {runs}/rgb {images} --device mps")
     assert line.startswith("device: 'mps' is not available, expected one of ")
 
 
@@ -350,13 +332,13 @@ def test_the_accuracy_is_of_folders_from_the_named_ones_on(runs, images, tmp_pat
     """A folder above them may be named like a class by chance."""
     shutil.copytree(images / "test", tmp_path / "red/new/test")
     shutil.copytree(images / "test/green", tmp_path / "red/new/other")
-    init = ["predict", "--init", runs / "rgb", "--out", tmp_path / "p.csv"]
+    init = f"predict --init {runs}/rgb --out {tmp_path}/p.csv"
     for path, count in (
         ("red/new", "on 21 of 28 images"),
         ("red/new/test/green", "on 7 images"),
         ("red/new/other", ""),
     ):
-        call_ok([*init, tmp_path / path])
+        call_ok(f"{init} {tmp_path}/{path}")
         errors = capsys.readouterr().err
         assert (
             f"{count} in folders named like classes" in errors
@@ -364,6 +346,6 @@ def test_the_accuracy_is_of_folders_from_the_named_ones_on(runs, images, tmp_pat
             else "accuracy" not in errors
         )
         assert "was trained on" not in errors
-    call_ok([*init, images])
+    call_ok(f"{init} {images}")
     trained_on = len(list((images / "train").rglob("*.*")))
     assert f"accuracy: the run was trained on {trained_on} of these" in capsys.readouterr().err

@@ -48,9 +48,9 @@ def looks(monkeypatch):
     return counts
 
 
-def probed(run, *argv, out):
+def probed(run, more="", *, out):
     """Runs the command; returns what result.json holds, with both readouts."""
-    call_ok(["probe", "--init", run, "--data.workers", 0, "--out", out, *argv])
+    call_ok(f"probe --init {run} --data.workers 0 --out {out} {more}")
     result = read(out / "result.json")
     return result | result["readouts"]
 
@@ -162,10 +162,8 @@ def test_figures_are_those_of_the_features(run, tmp_path, capsys):
 
 
 def test_size_is_the_one_it_was_built_at_or_the_one_asked_for(run, tmp_path, looks):
-    assert (
-        probed(run, "--data.subset", "{per_class: 2}", "--size", 24, out=tmp_path / "o")["size"]
-        == 24
-    )
+    few = "--data.subset '{per_class: 2}' --size 24"
+    assert probed(run, few, out=tmp_path / "o")["size"] == 24
     anyone = {k: v for k, v in VIT.items() if k != "patch_size"}
     with seeded(0):
         model = create_backbone(NAME, 224, **anyone)
@@ -173,8 +171,7 @@ def test_size_is_the_one_it_was_built_at_or_the_one_asked_for(run, tmp_path, loo
         tmp_path / "b", "backbone", model.state_dict(), name=NAME, kwargs=anyone, mean=MEAN, std=STD
     )
     root = tree(tmp_path / "d", train={"a": 2, "b": 2}, test={"a": 1, "b": 1})
-    argv = ["--data.name", "folder", "--data.root", root]
-    assert probed(tmp_path / "b", *argv, out=tmp_path / "p")["size"] == 224
+    assert probed(tmp_path / "b", f"--data.root {root}", out=tmp_path / "p")["size"] == 224
     assert looks[-1] == 2
     assert (
         f"size: 224 px, the default for {NAME}. --size sets another"
@@ -184,7 +181,7 @@ def test_size_is_the_one_it_was_built_at_or_the_one_asked_for(run, tmp_path, loo
 
 def test_mean_per_class_where_the_literature_reports_it(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(DATASETS, "digits", replace(DATASETS["digits"], metric="mean_per_class"))
-    results = probed(run, "--data.subset", "{per_class: 10}", out=tmp_path / "o")
+    results = probed(run, "--data.subset '{per_class: 10}'", out=tmp_path / "o")
     for readout in ("knn", "probe"):
         assert results[readout]["mean_per_class"] != results[readout]["top1"]
     assert f"mean over classes {results['probe']['mean_per_class']:.1f}" in capsys.readouterr().out
@@ -197,7 +194,7 @@ def test_val_chooses_the_strength_and_nothing_else(run, tmp_path, looks):
         val={"a": 3, "b": 3},
         test={"a": 4, "b": 5},
     )
-    results = probed(run, "--data.name", "folder", "--data.root", root, out=tmp_path / "o")
+    results = probed(run, f"--data.root {root}", out=tmp_path / "o")
     assert results["probe"]["chosen_by"] == "val"
     assert looks == [12, 6, 9]
     assert results["train_size"] == 12
@@ -206,18 +203,12 @@ def test_val_chooses_the_strength_and_nothing_else(run, tmp_path, looks):
     assert results["knn"]["k"] == 12  # the neighbours are training images
 
 
-@pytest.fixture
-def pictures(tmp_path):
-    """A folder of images, as flags."""
-    root = tree(tmp_path / "d", train={"a": 4, "b": 4}, test={"a": 3, "b": 3})
-    return root, ["--data.name", "folder", "--data.root", root]
-
-
-def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
+def test_a_probe_is_a_run_like_any_other(run, tmp_path, looks):
     """Its folder holds what was asked for and what came of it; asked for again it does nothing."""
+    root = tree(tmp_path / "d", train={"a": 4, "b": 4}, test={"a": 3, "b": 3})
     data = {
         "name": "folder",
-        "root": pictures[0],
+        "root": root,
         "workers": 0,
     }
     config = {
@@ -227,7 +218,7 @@ def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
         "data": data,
     }
     result = probe(config)
-    by_hand = probed(run, *pictures[1], "--seed", 3, out=tmp_path / "p")
+    by_hand = probed(run, f"--data.root {root} --seed 3", out=tmp_path / "p")
     assert result["readouts"] == {name: by_hand[name] for name in ("probe", "knn")}
     assert result["top5"] is None
     assert result["top1"] == by_hand["probe"]["top1"]
@@ -246,27 +237,27 @@ def test_a_probe_is_a_run_like_any_other(run, tmp_path, pictures, looks):
 
 
 def test_mistakes_are_a_line_each(run, tmp_path, capsys):
-    def mistake(*argv, init=run):
-        return refused(capsys, ["probe", *(["--init", init] if init else []), *argv])[-1]
+    def mistake(flags):
+        return refused(capsys, f"probe {flags}")[-1]
 
-    assert mistake(init=None) == "init: missing, expected --init or --model.name"
-    assert mistake(init=tmp_path / "none").startswith(
+    assert mistake("") == "init: missing, expected --init or --model.name"
+    assert mistake(f"--init {tmp_path}/none").startswith(
         f"init: '{tmp_path}/none' does not exist, expected"
     )
-    assert mistake("--size", "20").startswith(
+    assert mistake(f"--init {run} --size 20").startswith(
         "size: image size 20x20: vit_tiny_patch16_224 does not accept it"
     )
-    assert mistake("--data.subset", "{total: 1}").startswith(
+    assert mistake(f"--init {run} --data.subset '{{total: 1}}'").startswith(
         "data: the training images are all of one class"
     )
     (run / "backbone.json").write_text("{}")
-    line = mistake(init=run / "backbone.safetensors")
+    line = mistake(f"--init {run}/backbone.safetensors")
     assert line.endswith("does not name its model. Give its timm name")
 
 
-def measured(init, *argv, out):
+def measured(init, more, *, out):
     """Runs the command; returns what fewlabel.json holds."""
-    call_ok(["fewlabel", "--init", init, "--data.workers", 0, "--out", out, *argv])
+    call_ok(f"fewlabel --init {init} --data.workers 0 --out {out} {more}")
     return read(out / "fewlabel.json")
 
 
@@ -283,7 +274,7 @@ def subset_rows(number, seed):
 
 
 def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, capsys):
-    results = measured(run, "--per_class", "[4, 1]", "--seeds", 2, out=tmp_path / "o")
+    results = measured(run, "--per_class '[4, 1]' --seeds 2", out=tmp_path / "o")
     (train, labels), (test, truth) = (
         by_hand(run),
         by_hand(
@@ -320,21 +311,14 @@ def test_records_are_those_of_the_images_that_a_subset_draws(run, tmp_path, caps
     assert results["per_class"] == [1, 4]
     capsys.readouterr()
     line = f"out: '{tmp_path}/o' has the results of other measurements. Name a new folder"
-    for other in (
-        ["[4]"],
-        ["[4, 1, 4]", "--data.subset", "{total: 900}"],
-    ):
-        assert (
-            refused(
-                capsys, ["fewlabel", "--init", run, "--per_class", *other, "--out", tmp_path / "o"]
-            )[-1]
-            == line
-        )
+    for other in ("[4]", "'[4, 1, 4]' --data.subset '{total: 900}'"):
+        argv = f"fewlabel --init {run} --per_class {other} --out {tmp_path}/o"
+        assert refused(capsys, argv)[-1] == line
 
 
 def test_files_agree_with_each_other(run, tmp_path, capsys):
     out = tmp_path / "o"
-    results = measured(run, "--per_class", "[1, 2, 3]", "--seeds", 3, "--untrained", out=out)
+    results = measured(run, "--per_class '[1, 2, 3]' --seeds 3 --untrained", out=out)
     table = (out / "fewlabel.md").read_text()
     assert table in capsys.readouterr().out
     for label in (str(run), "untrained"):
@@ -375,9 +359,7 @@ def test_files_agree_with_each_other(run, tmp_path, capsys):
 
 def test_the_untrained_backbone_is_the_same_with_fresh_weights(run, tmp_path):
     """Its weights are those that a stage would start from."""
-    results = measured(
-        run, "--per_class", 5, "--seeds", 1, "--untrained", "--seed", 7, out=tmp_path / "o"
-    )
+    results = measured(run, "--per_class 5 --seeds 1 --untrained --seed 7", out=tmp_path / "o")
     model = ModelSpec(NAME, VIT, 3, list(MEAN), list(STD), 0.0, None).build(16, 7)
     fresh = a_run(tmp_path / "fresh", model=model)
     (train, labels), (test, truth), some = (
@@ -397,8 +379,7 @@ def test_the_untrained_backbone_is_the_same_with_fresh_weights(run, tmp_path):
 
 def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path):
     root = tree(tmp_path / "d", train={"a": 3, "b": 9}, test={"a": 1, "b": 1})
-    argv = ["--data.name", "folder", "--data.root", root]
-    results = measured(run, *argv, "--seeds", 1, out=tmp_path / "o")
+    results = measured(run, f"--data.root {root} --seeds 1", out=tmp_path / "o")
     assert results["per_class"] == [1, 2, 3]
     assert column(results["records"], "per_class") == [
         1,
@@ -411,15 +392,13 @@ def test_the_usual_numbers_are_those_that_every_class_has(run, tmp_path):
 
 
 def test_mistakes_of_fewlabel(run, tmp_path, capsys):
-    def errors(*argv):
-        return refused(capsys, ["fewlabel", "--init", run, "--out", tmp_path / "o", *argv])
-
-    assert refused(capsys, ["fewlabel", "--out", tmp_path / "o"])[0].startswith("init: missing, ")
-    assert refused(capsys, ["fewlabel", "--init", run])[0].startswith("out: missing, ")
-    for argv, begin in (
-        (["--init", tmp_path / "none"], f"init: '{tmp_path}/none' does not exist, "),
-        (["--per_class", "[0]"], "per_class[0]: got 0"),
-        (["--per_class", "[1, 999]"], "per_class: 999 is more than the training images of "),
+    assert refused(capsys, f"fewlabel --out {tmp_path}/o")[0].startswith("init: missing, ")
+    assert refused(capsys, f"fewlabel --init {run}")[0].startswith("out: missing, ")
+    for flags, begin in (
+        (f"--init {tmp_path}/none", f"init: '{tmp_path}/none' does not exist, "),
+        ("--per_class [0]", "per_class[0]: got 0"),
+        ("--per_class '[1, 999]'", "per_class: 999 is more than the training images of "),
     ):
-        assert errors(*argv)[0].startswith(begin), argv
+        argv = f"fewlabel --init {run} --out {tmp_path}/o {flags}"
+        assert refused(capsys, argv)[0].startswith(begin), flags
     assert not (tmp_path / "o").exists()

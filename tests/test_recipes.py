@@ -351,19 +351,19 @@ def test_no_such_recipe_is_a_line(capsys):
         "is neither a file nor a recipe. 'idmm configs' lists the recipes. Did you mean "
         "'idmm_fast'?"
     )
-    assert refused(capsys, ["pretrain", "--config", "idm_fast"]) == [f"--config: 'idm_fast' {line}"]
+    assert refused(capsys, "pretrain --config idm_fast") == [f"--config: 'idm_fast' {line}"]
     line = (
         "is a recipe of idmm pretrain, not of this command. 'idmm configs' lists the "
         "recipes of each."
     )
     for command in ("finetune", "train"):
-        assert refused(capsys, [command, "--config", "idmm_fast"])[:1] == [
+        assert refused(capsys, f"{command} --config idmm_fast")[:1] == [
             f"--config: 'idmm_fast' {line}"
         ]
 
 
 def test_a_list_of_all(capsys):
-    call_ok(["configs"])
+    call_ok("configs")
     lines = []
     for line in capsys.readouterr().out.splitlines():
         if line.startswith("  "):

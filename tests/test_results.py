@@ -333,7 +333,7 @@ def test_best_by_what_is_reported_is_refused(tmp_path, capsys):
     }
     grid = transfers.write(tmp_path / "grid.yaml", finetune=tuning)
     expected = [f"targets 'digits': {line}"]  # the same of 'other' is not repeated
-    assert refused(capsys, ["transfer", "--config", grid, "--out", tmp_path / "grid"]) == expected
+    assert refused(capsys, f"transfer --config {grid} --out {tmp_path}/grid") == expected
 
 
 def test_balanced_weights_are_scikit_learns():

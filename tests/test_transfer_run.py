@@ -362,7 +362,7 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
         assert inside(folder) == 2
         assert capsys.readouterr().err == f"{line}\n"
     below = file / "below"
-    assert call(["transfer", "--config", tmp_path / "file.yaml", "--out", below]) == 2
+    assert call(f"transfer --config {tmp_path}/file.yaml --out {below}") == 2
     line = f"out: cannot write '{below}', because '{file}' is not a folder. Name another place\n"
     assert capsys.readouterr().err == line
     root = tree(tmp_path / "d", train={"a": 1})
@@ -392,7 +392,7 @@ def test_a_folder_of_something_else_or_in_use(tmp_path, monkeypatch, capsys):
 
 
 def status(out, capsys):
-    call_ok(["transfer", "status", out])
+    call_ok(f"transfer status {out}")
     return capsys.readouterr().out.splitlines()
 
 
@@ -443,8 +443,8 @@ def test_probes_beside_fine_tuning(copied, whole_grid, tmp_path, capsys):
         (c["source"], c["target"]): c for c in results(copied)["cells"] if c["protocol"] == "probe"
     }
     (source,) = copied.glob("runs/pretrain/few-*")
-    argv = ["--init", source, "--data.workers", 0, "--seed", 3, "--out", tmp_path / "p"]
-    call_ok(["probe", *argv, "--data.subset", "{per_class: 2}", "--device", "cpu"])
+    argv = f"--init {source} --data.workers 0 --seed 3 --out {tmp_path}/p"
+    call_ok(f"probe {argv} --data.subset '{{per_class: 2}}' --device cpu")
     by_hand = read(tmp_path / "p" / "result.json")
     cell = probes["few", "other"]
     assert cell["top1"] == by_hand["top1"]

@@ -66,7 +66,7 @@ def test_a_job_at_which_the_process_dies_twice_fails(tmp_path, monkeypatch, caps
             assert process.until(lambda count=died: begun(out) == count), process.said()
             assert process.kill() == -signal.SIGKILL
         assert [path.read_text() for path in (out / "jobs").glob("*.started")] == [str(died)]
-    call_ok(["transfer", "status", out])
+    call_ok(f"transfer status {out}")
     output = capsys.readouterr().out
     assert "  running, or killed: digits-idmm-tiny-s3-" in output
     assert output.rstrip().endswith(", start 2")

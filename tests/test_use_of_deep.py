@@ -142,7 +142,7 @@ def test_the_example(runs, xrays, tiles, tmp_path, name):
         ("hf", tmp_path / "hf"),
         ("onnx", tmp_path / "m.onnx"),
     ):
-        call_ok(["export", "--init", run, "--format", kind, "--out", out])
+        call_ok(f"export --init {run} --format {kind} --out {out}")
 
     printed = ran("examples/classify_onnx.py", tmp_path / "m.onnx", *files)
     lines = [line.split(",")[1:] for line in printed.splitlines()]
@@ -167,27 +167,10 @@ def test_files_of_other_channels_are_refused(runs, tiles, tmp_path, capsys):
     line = f"  {tmp_path}/four.npy: has 4 channels, expected 7"
     for command in ("predict", "embed"):
         out = tmp_path / {"predict": "p.csv", "embed": "f.npz"}[command]
-        call_ok(
-            [
-                command,
-                "--init",
-                run,
-                tmp_path / "four.npy",
-                tmp_path / "seven.npy",
-                "--out",
-                out,
-            ]
-        )
+        call_ok(f"{command} --init {run} {tmp_path}/four.npy {tmp_path}/seven.npy --out {out}")
         assert line in capsys.readouterr().err.splitlines()
-    argv = [
-        "--init",
-        run,
-        tmp_path / "seven.npy",
-        tmp_path / "four.npy",
-        "--out",
-        tmp_path / "s.png",
-    ]
-    assert refused(capsys, ["similar", *argv])[-1] == line
+    argv = f"--init {run} {tmp_path}/seven.npy {tmp_path}/four.npy --out {tmp_path}/s.png"
+    assert refused(capsys, f"similar {argv}")[-1] == line
     clf = idmm.load_classifier(run)
     with pytest.raises(UserError, match=r"^images: the image: has 4 channels, expected 7$"):
         clf.predict(image[..., :4])
@@ -209,7 +192,7 @@ def test_arrays_of_pictures(runs, xrays):
 
 def test_predict_needs_no_flag(runs, tiles, tmp_path):
     """The run's own classes and probabilities, from files of seven channels."""
-    call_ok(["predict", "--init", runs / "some", tiles / "test", "--out", tmp_path / "p.csv"])
+    call_ok(f"predict --init {runs}/some {tiles}/test --out {tmp_path}/p.csv")
     predictions = {row["path"]: row for row in rows(tmp_path / "p.csv")}
     answers = rows(runs / "some" / "predictions.csv")
     assert len(predictions) == len(answers) == 9

@@ -45,7 +45,7 @@ def faulty(tmp_path_factory):
 @pytest.fixture(scope="module")
 def checked(faulty, tmp_path_factory):
     out = tmp_path_factory.mktemp("check") / "out"
-    assert call(["data", "check", "folder", "--root", faulty, "--out", out]) == 1
+    assert call(f"data check folder --root {faulty} --out {out}") == 1
     return out / "exclude.txt"
 
 
@@ -75,7 +75,7 @@ def test_odd_names_come_back_from_every_list(tmp_path):
     for i, name in enumerate(odd):
         shutil.copy(root / f"train/a/{i % 3}.png", root / "train/a" / name)
         shutil.copy(root / f"train/a/{i % 3}.png", root / name)
-    assert call(["data", "check", "--root", root, "--out", tmp_path / "c"]) == 1
+    assert call(f"data check --root {root} --out {tmp_path}/c") == 1
     left = list_images(section(root, exclude=str(tmp_path / "c/exclude.txt")), labelled=True)
     assert left.excluded == 5
     assert len(left.train) == 6
@@ -98,7 +98,7 @@ def test_odd_names_come_back_from_every_list(tmp_path):
     for name in ("e/#1", "e/ dog"):
         tree(tmp_path, **{name: {"": 3}})
         shutil.copy(tmp_path / name / "0.png", tmp_path / name / "9.png")
-    assert call(["data", "check", "--root", tmp_path / "e", "--out", tmp_path / "c"]) == 1
+    assert call(f"data check --root {tmp_path}/e --out {tmp_path}/c") == 1
     other = {"root": tmp_path / "e", "exclude": str(tmp_path / "c/exclude.txt")}
     plain = list_images(section(**other, val_fraction=0.4), labelled=True)
     assert (len(plain.train), len(plain.test), plain.excluded, plain.train.classes) == (
@@ -287,17 +287,9 @@ def test_bad_lines_of_a_csv(flat, tmp_path, capsys):
     text = "path,class,split\nscans/p0_0.png,ill,train\nscans/p9_0.png,ill,train\n"
     text += "scans/p0_0.png,well,train\nscans/p1_0.png,ill,\n"
     labels = written(tmp_path / "labels.csv", text)
-    argv = [
-        "finetune",
-        "--data.name",
-        "folder",
-        "--data.root",
-        flat,
-        "--data.labels",
-        labels,
-        "--out",
-        tmp_path / "r",
-    ]
+    argv = (
+        f"finetune --data.name folder --data.root {flat} --data.labels {labels} --out {tmp_path}/r"
+    )
     assert (
         refused(capsys, argv)[-1]
         == f"data.labels: {labels}:5: has no split, expected path,class,split"
