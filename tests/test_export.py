@@ -217,7 +217,8 @@ print(json.dumps(printed))
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory, photos):
-    """A run of each backbone in all formats, and what the code of each card prints without idmm."""
+    """A run of each backbone as ONNX and for timm, and what the code of each card prints without
+    idmm. The Hub's folder has the same code."""
     folder = tmp_path_factory.mktemp("every")
     codes = []
     for name, (kwargs, start) in BACKBONES.items():
@@ -230,12 +231,11 @@ def every(tmp_path_factory, photos):
             model__start=start,
         )
         exported(run / "m.onnx", run, "onnx")
-        for kind in ("timm", "hf"):
-            card = (exported(run / kind, run, kind) / "README.md").read_text()
-            (code,) = re.findall(r"(?s)```python\n(.*?)```", card)
-            code = code.replace("PATH", str(run / kind)).replace("photo.jpg", str(photos / PHOTO))
-            codes.append(run / f"{kind}.py")
-            codes[-1].write_text(code)
+        card = (exported(run / "timm", run, "timm") / "README.md").read_text()
+        (code,) = re.findall(r"(?s)```python\n(.*?)```", card)
+        code = code.replace("PATH", str(run / "timm")).replace("photo.jpg", str(photos / PHOTO))
+        codes.append(run / "card.py")
+        codes[-1].write_text(code)
     command = [sys.executable, "-c", WITHOUT_IDMM, *map(str, codes)]
     done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -244,36 +244,26 @@ def every(tmp_path_factory, photos):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BACKBONES)
-def test_every_backbone_through_every_format(name, every, photos, tmp_path, capsys):
+def test_every_backbone_as_onnx_and_for_timm(name, every, photos, tmp_path, capsys):
     folder, printed = every
     run = folder / name
-    call_ok(
-        [
-            "predict",
-            "--init",
-            run,
-            photos / PHOTO,
-            "--out",
-            tmp_path / "p.csv",
-        ]
-    )
+    call_ok(f"predict --init {run} {photos}/{PHOTO} --out {tmp_path}/p.csv")
     (row,) = read_csv(tmp_path / "p.csv")
     session = onnxruntime.InferenceSession(run / "m.onnx")
     (scores,) = session.run(None, {"images": noise(3).numpy()})
     np.testing.assert_allclose(scores, logits(run, noise(3)), atol=2e-3)
-    for kind in ("timm", "hf"):
-        needs = "only if the Python package idmm is installed"
-        assert (needs in (run / kind / "README.md").read_text()) == (name in OURS)
-        code = str(run / f"{kind}.py")
-        answer = printed[code]
-        if name in OURS:
-            assert answer.startswith("idmm")  # is missing
-            capsys.readouterr()
-            runpy.run_path(code)
-            answer = capsys.readouterr().out
-        label, probability = answer.rsplit(maxsplit=1)
-        assert label == row["class"]
-        assert float(probability) == pytest.approx(float(row["probability"]), abs=1e-4)
+    needs = "only if the Python package idmm is installed"
+    assert (needs in (run / "timm/README.md").read_text()) == (name in OURS)
+    code = str(run / "card.py")
+    answer = printed[code]
+    if name in OURS:
+        assert answer.startswith("idmm")  # is missing
+        capsys.readouterr()
+        runpy.run_path(code)
+        answer = capsys.readouterr().out
+    label, probability = answer.rsplit(maxsplit=1)
+    assert label == row["class"]
+    assert float(probability) == pytest.approx(float(row["probability"]), abs=1e-4)
 
 
 def test_the_check_names_the_image_whose_class_changes(run):
@@ -318,15 +308,7 @@ def test_a_model_that_timm_cannot_rebuild(run, tmp_path, capsys, monkeypatch):
         raise TypeError("__init__() got an unexpected keyword argument 'global_pool'")
 
     monkeypatch.setattr("timm.models.save_for_hf", fail)
-    argv = [
-        "export",
-        "--init",
-        run,
-        "--format",
-        "hf",
-        "--out",
-        tmp_path / "new",
-    ]
+    argv = f"export --init {run} --format hf --out {tmp_path}/new"
     (line,) = refused(capsys, argv, code=1)
     assert line.startswith("format: vit_tiny_patch16_224 cannot be rebuilt by timm ")
     assert "'global_pool'" in line
@@ -368,7 +350,7 @@ def test_the_example_agrees_with_predict(name, run, photos, phone, tmp_path_fact
         padded = dict(augment__crop_mode="pad", augment__crop_pct=0.9, train__epochs=4)
         run = trained(folder / "run", photos, "resnet10t", LEARNED["kwargs"], **padded)
     onnx_file = exported(folder / "m.onnx", run, "onnx")
-    call_ok(["predict", "--init", run, phone, "--out", folder / "p.csv"])
+    call_ok(f"predict --init {run} {phone} --out {folder}/p.csv")
     rows = read_csv(folder / "p.csv")
     broken = folder / "broken.jpg"
     broken.write_bytes(b"no image")
@@ -403,7 +385,7 @@ def test_timm_loads_the_folder(run, hub, tmp_path, monkeypatch):
     names = ["README.md", "config.json", "model.safetensors"]
     assert sorted(path.name for path in hub.iterdir()) == names
     monkeypatch.chdir(tmp_path)
-    call_ok(["export", "--init", run, "--format", "timm", "--out", "."])
+    call_ok(f"export --init {run} --format timm --out .")
     assert sorted(os.listdir()) == names
 
 
@@ -429,15 +411,7 @@ def test_the_card_tells_what_was_measured(run, hub, photos):
 def test_what_is_not_torchs_is_not_written(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(export_model, "TOLERANCE", -1.0)
     for kind, out in (("onnx", "m.onnx"), ("timm", "deep/b")):
-        argv = [
-            "export",
-            "--init",
-            run,
-            "--format",
-            kind,
-            "--out",
-            tmp_path / "new" / out,
-        ]
+        argv = f"export --init {run} --format {kind} --out {tmp_path}/new/{out}"
         (line,) = refused(capsys, argv, code=1)
         assert "outputs differ from torch's" in line
         assert "largest difference" in line
@@ -461,7 +435,7 @@ def test_bad_out(run, tmp_path, capsys):
         ),
     ]:
         out = tmp_path / name
-        lines = refused(capsys, ["export", "--init", run, "--format", kind, "--out", out])
+        lines = refused(capsys, f"export --init {run} --format {kind} --out {out}")
         assert lines == [f"out: {why.replace('OUT', str(out))}"]
         assert sorted(tmp_path.rglob("*")) == before
 
@@ -478,7 +452,7 @@ def test_bad_run(run, tmp_path, capsys):
         ("begun/model.safetensors", "has no result.json"),
     ):
         init = tmp_path / name
-        (line,) = refused(capsys, ["export", "--init", init, "--format", "hf", "--out", out])
+        (line,) = refused(capsys, f"export --init {init} --format hf --out {out}")
         assert line.startswith((f"init: '{init}'", f"{init}: "))
         assert why in line
     assert not out.exists()
@@ -486,14 +460,6 @@ def test_bad_run(run, tmp_path, capsys):
 
 def test_without_the_extra(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "NEEDED", ("onnx", "no_such_library"))
-    argv = [
-        "export",
-        "--init",
-        run,
-        "--format",
-        "onnx",
-        "--out",
-        tmp_path / "m.onnx",
-    ]
+    argv = f"export --init {run} --format onnx --out {tmp_path}/m.onnx"
     (line,) = refused(capsys, argv)
     assert line.startswith("format: onnx: needs no_such_library. Install it with: pip install ")

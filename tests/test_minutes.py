@@ -139,44 +139,34 @@ def test_a_partial_epoch_has_its_record_and_a_warning(fake_clock, out):
     assert "training ended before it had seen every image once" in logged(out)
 
 
-@BOTH
-def test_a_resumed_run_goes_on_with_its_time(stage, fake_clock, out):
+def test_a_resumed_run_goes_on_with_its_time(fake_clock, out):
     timed = {**SMALL, "train__minutes": 4.0}
     with pytest.MonkeyPatch.context() as patch:
         stop_at(patch, 1, 1, 1)
-        assert inside(stage, out, **{**timed, "train__save_minutes": 0}) == 130
+        assert inside("finetune", out, **{**timed, "train__save_minutes": 0}) == 130
     assert state(out)["seconds"] > 0
-    inside_ok(stage, out, **timed)
+    inside_ok("finetune", out, **timed)
     assert result(out)["seconds"] == approx(240, abs=8)
     records = metrics(out)
     assert len({(record["stage"], record["epoch"]) for record in records}) == len(records)
     steps = column(records, "step")
     assert steps == sorted(steps)
     assert steps[-1] <= 60
-    assert inside(stage, out, **timed) == 0, "finished"
+    assert inside("finetune", out, **timed) == 0, "finished"
 
 
-@BOTH
-def test_the_last_epoch_is_evaluated_on_a_slow_disk(stage, fake_clock, out, tmp_path):
+def test_the_last_epoch_is_evaluated_on_a_slow_disk(fake_clock, tmp_path):
     """Time passes after an epoch that was not the last by the clock."""
     fake_clock.step = 0.4
     fake_clock.record = 0.8
-    timed = {
-        **SMALL,
-        "train__batch_size": 40,
-        "stages": [{"size": 16}],
-    }
-    value = "top1"
-    if stage == "pretrain":  # kNN is measured if a run starts from weights
-        value = "knn"
-        timed["stages"] = None
-        timed["init"] = str(tmp_path / "weights")
-        inside_ok(stage, timed["init"], **{**SMALL, "train__epochs": 1})
+    weights = tmp_path / "weights"  # kNN is measured if a run starts from some
+    inside_ok("pretrain", weights, **{**SMALL, "train__epochs": 1})
+    timed = {**SMALL, "train__batch_size": 40, "init": str(weights)}
     for number in range(5):
         minutes = (6 + 0.2 * number) / 60
         run = tmp_path / f"run{number}"
-        inside_ok(stage, run, **timed, train__minutes=minutes)
-        assert value in metrics(run)[-1]
+        inside_ok("pretrain", run, **timed, train__minutes=minutes)
+        assert "knn" in metrics(run)[-1]
 
 
 def test_processes_end_together(out):
