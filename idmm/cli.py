@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import pkgutil
 import signal
 import sys
 import threading
@@ -20,7 +19,7 @@ from idmm.config import commands as keys
 from idmm.config.parsing import parse
 from idmm.config.reading import recipe_list
 from idmm.display import Display, lost, open_closed, output_code
-from idmm.errors import Interrupted, Message, RunError, UserError, reason
+from idmm.errors import Fault, Interrupted, Message, RunError, UserError, reason
 from idmm.files import idmm_version
 from idmm.grid.config import GridConfig, StatusConfig
 from idmm.grid.status import status
@@ -33,6 +32,124 @@ Outcome = str | int | dict[str, Any] | None  # a text is printed, a number is th
 
 
 # ---------------------------------------------------------------------- the commands
+# Each imports its module when it runs, so that ``--help`` needs no torch.
+def _train(config: keys.TrainCommand, started_at: float) -> Outcome:
+    from idmm.auto.train import train
+
+    return train(config, started_at)
+
+
+def _suggest(config: keys.SuggestConfig) -> None:
+    from idmm.inference.suggest import suggest
+
+    suggest(config)
+
+
+def _pretrain(config: PretrainConfig, started_at: float) -> Outcome:
+    from idmm.runs.commands import pretrain
+
+    return pretrain(config, started_at)
+
+
+def _finetune(config: FinetuneConfig, started_at: float) -> Outcome:
+    from idmm.runs.commands import finetune
+
+    return finetune(config, started_at)
+
+
+def _detect(config: DetectConfig, started_at: float) -> Outcome:
+    from idmm.runs.commands import detect
+
+    return detect(config, started_at)
+
+
+def _segment(config: SegmentConfig, started_at: float) -> Outcome:
+    from idmm.runs.commands import segment
+
+    return segment(config, started_at)
+
+
+def _transfer(config: GridConfig) -> Outcome:
+    from idmm.grid.transfer import command
+
+    return command(config)
+
+
+def _probe(config: keys.ProbeConfig) -> Outcome:
+    from idmm.runs.commands import probe
+
+    result = probe(config)
+    from idmm.runs.probe import table
+
+    return "\n".join(table(result))
+
+
+def _fewlabel(config: keys.FewLabelConfig) -> Outcome:
+    from idmm.runs.fewlabel import fewlabel
+
+    return fewlabel(config)
+
+
+def _predict(config: keys.PredictConfig) -> Outcome:
+    from idmm.inference.predict import predict
+
+    return predict(config)
+
+
+def _embed(config: keys.EmbedConfig) -> Outcome:
+    from idmm.inference.embed import embed
+
+    return embed(config)
+
+
+def _similar(config: keys.SimilarConfig) -> None:
+    from idmm.inference.similar import similar
+
+    similar(config)
+
+
+def _explore(config: keys.ExploreConfig) -> Outcome:
+    from idmm.inference.explore import explore
+
+    return explore(config)
+
+
+def _report(config: keys.ReportConfig) -> Outcome:
+    from idmm.inference.report import report
+
+    return report(config)
+
+
+def _export(config: keys.ExportConfig) -> Outcome:
+    from idmm.inference.export import export
+
+    return export(config)
+
+
+def _data_list(config: keys.DataListConfig) -> Outcome:
+    from idmm.data.registry import table
+
+    return table(config)
+
+
+def _data_info(config: keys.DataInfoConfig) -> Outcome:
+    from idmm.data.registry import info
+
+    return info(config)
+
+
+def _data_check(config: keys.DataCheckConfig) -> Outcome:
+    from idmm.runs.check import checkup
+
+    return checkup(config)
+
+
+def _data_download(config: keys.DataDownloadConfig) -> Outcome:
+    from idmm.runs.check import download
+
+    return download(config)
+
+
 def _completion(config: keys.CompletionConfig) -> Outcome:
     from idmm.config.completion import script
 
@@ -42,13 +159,18 @@ def _completion(config: keys.CompletionConfig) -> Outcome:
     )
 
 
+def _demo(config: keys.DemoConfig) -> Outcome:
+    from idmm.runs.demo import demo
+
+    return demo(config)
+
+
 @dataclass(frozen=True)
 class Command:
     """A command after ``idmm``."""
 
     config: type
-    # the function that takes the config, or where it is, so that ``--help`` needs no torch
-    run: str | Callable[..., Outcome]
+    run: Callable[..., Outcome]  # takes the config
     words: Mapping[str, str] = field(default_factory=dict)
     """Keys that may stand without their flags, in this order, with their names in the help."""
     timed: bool = False  # whether ``run`` also takes the time when the command began
@@ -65,31 +187,29 @@ IMAGES = {"paths": "PATH [PATH ...]"}
 RUNS = {"runs": "RUN [RUN ...]"}
 DATASET = {"name": "NAME"}
 COMMANDS = {
-    "train": Command(keys.TrainCommand, "idmm.auto.train:train", {"data.root": "DIR"}, timed=True),
-    "pretrain": Command(PretrainConfig, "idmm.runs.commands:pretrain", FOLDER, timed=True),
-    "finetune": Command(FinetuneConfig, "idmm.runs.commands:finetune", FOLDER, timed=True),
-    "detect": Command(DetectConfig, "idmm.runs.commands:detect", FOLDER, timed=True),
-    "segment": Command(SegmentConfig, "idmm.runs.commands:segment", FOLDER, timed=True),
-    "transfer": Command(GridConfig, "idmm.grid.transfer:command"),
+    "train": Command(keys.TrainCommand, _train, {"data.root": "DIR"}, timed=True),
+    "pretrain": Command(PretrainConfig, _pretrain, FOLDER, timed=True),
+    "finetune": Command(FinetuneConfig, _finetune, FOLDER, timed=True),
+    "detect": Command(DetectConfig, _detect, FOLDER, timed=True),
+    "segment": Command(SegmentConfig, _segment, FOLDER, timed=True),
+    "transfer": Command(GridConfig, _transfer),
     "transfer status": Command(StatusConfig, status, {"out": "OUT"}),
-    "probe": Command(keys.ProbeConfig, "idmm.runs.commands:probe_table", FOLDER),
-    "fewlabel": Command(keys.FewLabelConfig, "idmm.runs.fewlabel:fewlabel", FOLDER),
-    "suggest": Command(keys.SuggestConfig, "idmm.inference.suggest:suggest", {"data.root": "DIR"}),
-    "predict": Command(keys.PredictConfig, "idmm.inference.predict:predict", IMAGES),
-    "embed": Command(keys.EmbedConfig, "idmm.inference.embed:embed", IMAGES),
-    "similar": Command(
-        keys.SimilarConfig, "idmm.inference.similar:similar", {"query": "QUERY", **IMAGES}
-    ),
-    "explore": Command(keys.ExploreConfig, "idmm.inference.explore:explore", RUNS),
-    "report": Command(keys.ReportConfig, "idmm.inference.report:report", RUNS),
-    "export": Command(keys.ExportConfig, "idmm.inference.export:export"),
-    "data list": Command(keys.DataListConfig, "idmm.data.registry:table"),
-    "data info": Command(keys.DataInfoConfig, "idmm.data.registry:info", DATASET),
-    "data check": Command(keys.DataCheckConfig, "idmm.runs.check:checkup", {"name": "DIR|NAME"}),
-    "data download": Command(keys.DataDownloadConfig, "idmm.runs.check:download", DATASET),
+    "probe": Command(keys.ProbeConfig, _probe, FOLDER),
+    "fewlabel": Command(keys.FewLabelConfig, _fewlabel, FOLDER),
+    "suggest": Command(keys.SuggestConfig, _suggest, {"data.root": "DIR"}),
+    "predict": Command(keys.PredictConfig, _predict, IMAGES),
+    "embed": Command(keys.EmbedConfig, _embed, IMAGES),
+    "similar": Command(keys.SimilarConfig, _similar, {"query": "QUERY", **IMAGES}),
+    "explore": Command(keys.ExploreConfig, _explore, RUNS),
+    "report": Command(keys.ReportConfig, _report, RUNS),
+    "export": Command(keys.ExportConfig, _export),
+    "data list": Command(keys.DataListConfig, _data_list),
+    "data info": Command(keys.DataInfoConfig, _data_info, DATASET),
+    "data check": Command(keys.DataCheckConfig, _data_check, {"name": "DIR|NAME"}),
+    "data download": Command(keys.DataDownloadConfig, _data_download, DATASET),
     "configs": Command(keys.ConfigsConfig, recipe_list),
     "completion": Command(keys.CompletionConfig, _completion, {"shell": "SHELL"}),
-    "demo": Command(keys.DemoConfig, "idmm.runs.demo:demo"),
+    "demo": Command(keys.DemoConfig, _demo),
 }
 USAGE = """usage: idmm {group}COMMAND [--config FILE] [--KEY VALUE ...]
 
@@ -165,14 +285,18 @@ def _message_of(error: OSError) -> Message:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunError(f"{error.filename or 'a file'}: cannot be written ({reason(error)})")
     if "temporary directory" in str(error):  # of Python's tempfile and of matplotlib
-        return UserError.of(
-            "environment",
-            "no temporary folder can be written",
-            f"Set TMPDIR to one that can ({reason(error)})",
+        return UserError(
+            Fault(
+                "environment",
+                "no temporary folder can be written",
+                f"Set TMPDIR to one that can ({reason(error)})",
+            )
         )
     if error.errno not in (errno.EACCES, errno.ENAMETOOLONG, errno.EROFS) or error.filename is None:
         raise error
-    return UserError.of(f"'{error.filename}'", f"{reason(error)}, expected a path that can be used")
+    return UserError(
+        Fault(f"'{error.filename}'", f"{reason(error)}, expected a path that can be used")
+    )
 
 
 def _dispatch(argv: list[str], started_at: float, prog: str | None) -> int:
@@ -202,10 +326,12 @@ def _list_commands(word: str, *others: str) -> int:
         if name.startswith(group)
     }
     if word not in ("", "-h", "--help"):
-        raise UserError.of(
-            f"{group}{word}",
-            f"unknown command, expected one of {', '.join(commands)}",
-            nearest(word, [name.split()[0] for name in commands]),
+        raise UserError(
+            Fault(
+                f"{group}{word}",
+                f"unknown command, expected one of {', '.join(commands)}",
+                nearest(word, [name.split()[0] for name in commands]),
+            )
         )
     lines = [f"  {name:<15} {command.help}" for name, command in commands.items()]
     print(USAGE.format(group=group, commands="\n".join(lines)))
@@ -223,10 +349,7 @@ def _run(name: str, flags: list[str], started_at: float, prog: str | None) -> in
         from idmm.data.registry import check_folder
 
         check_folder(config.data, config.out)
-    run = command.run
-    if isinstance(run, str):
-        run = pkgutil.resolve_name(run)
-    result = run(config, started_at) if command.timed else run(config)
+    result = command.run(config, started_at) if command.timed else command.run(config)
     if isinstance(result, str):
         print(result)
     code = result if isinstance(result, int) else 0

@@ -162,14 +162,6 @@ def probe(config: ProbeConfig | Source) -> dict[str, Any]:
         return _probe(replace(config, out=folder))
 
 
-def probe_table(config: ProbeConfig) -> str:
-    """Return the result of :func:`probe` as a table for the terminal."""
-    result = probe(config)
-    from idmm.runs.probe import table
-
-    return "\n".join(table(result))
-
-
 def _probe(config: ProbeConfig) -> dict[str, Any]:
     run = resolve_probe(config)
     from idmm.runs.folds import per_fold
