@@ -215,7 +215,10 @@ def test_fixed_features_are_centred_groups_that_have_weights(channels):
     for group, weight in zip(groups, weights, strict=True):
         parts.append(weight**0.5 * group / group.norm(dim=1, keepdim=True))
     assert_allclose(features[:, : model.fixed], torch.cat(parts, dim=1), atol=1e-4)
-    assert_allclose(features[:, model.fixed :], model.learned(images), atol=1e-4)
+    assert_allclose(features[:, model.fixed :], model.learned(images) / 4, atol=1e-4)
+    learning = model.train()(images)
+    assert not learning[:, : model.fixed].any()
+    assert_allclose(learning[:, model.fixed :], model.learned(images), atol=1e-4)
 
 
 @torch.no_grad()

@@ -415,7 +415,7 @@ VIT_16 = {"model": {"name": "vit_tiny_patch16_224", "kwargs": {}}}
         (1, SPEECH, {}, None, (64, [], 64)),
         (1, SPEECH, {"size": 48}, None, (48, [], 48)),
         # weights: half of their size at least, also of small images
-        (6, STAMPS, {"init": "x", **CONVNET}, 224, (128, [112, 224], 80)),
+        (30, STAMPS, {"init": "x", **CONVNET}, 224, (128, [112, 224], 96)),
         (0.5, PHOTOS, {"init": "x", **CONVNET}, 224, (112, [112, 224], 32)),
         # built for one size
         (3, PHOTOS, {"init": "x", **VIT_16}, 224, (224, [224], 224)),

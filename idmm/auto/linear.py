@@ -6,7 +6,10 @@ Images without a label get guessed ones, which count less than given ones.
 import numpy as np
 from numpy.typing import NDArray
 
+from idmm.auto.configs import FAST
 from idmm.auto.features import Features
+from idmm.config import FinetuneConfig
+from idmm.config.reading import recipe
 from idmm.evaluation import Floats, Integers
 from idmm.evaluation.evaluate import (
     LinearHead,
@@ -23,7 +26,6 @@ STRENGTH = 100.0
 GUESSED_STRENGTH = 10.0
 GUESSED = 0.3
 AGREEMENT = 0.65  # of similar images, without which guesses did harm (the same record)
-SMOOTHING = 0.1  # of labels, in the training of a network next to the classifier
 
 
 def fit_head(features: Features, seed: int) -> LinearHead:
@@ -54,7 +56,7 @@ def fit_head(features: Features, seed: int) -> LinearHead:
         labels,
         strength,
         seed=seed,
-        smoothing=SMOOTHING,
+        smoothing=recipe(FinetuneConfig, FAST)["augment"]["label_smoothing"],
         groups=groups,
         one_scale=True,
     )

@@ -27,7 +27,6 @@ PIXELS_PER_SECOND = {"cpu": 1.1e6, "mps": 1e7, "cuda": 2e8}
 FIXED_PIXELS = {"cuda": 24_000}
 OTHERS = 0.25  # rate of other networks, relative to the ConvNet's
 PASSES = 30  # passes over the images that there must be time for at a size
-WEIGHTS_PASSES = 5  # the same for a network that starts from weights
 MOST = 0.7  # share of the passes without which no network is tried
 MANY_PASSES = 60  # passes from which on mixed images help. In stage 1 each crop of an image counts
 STARTUP = 20.0  # seconds for imports, for reading images and for the end
@@ -75,7 +74,6 @@ class Plan:
     scratch_size: int = 0  # of the comparison with training from scratch
     pixels_per_second: float = PIXELS_PER_SECOND["cpu"]  # that are trained on
     fixed_pixels: int = 0  # that each image costs as well
-    passes: int = PASSES  # over the labelled images that the network needs
 
     @property
     def features_size(self) -> int:
@@ -97,7 +95,7 @@ class Plan:
 
     def network_fits(self, images: int, minutes: float) -> bool:
         """Return whether the network has time for most of its passes."""
-        return MOST * self.passes * self.pass_seconds(images, self.size) <= 60 * minutes
+        return MOST * PASSES * self.pass_seconds(images, self.size) <= 60 * minutes
 
 
 @dataclass
@@ -190,7 +188,7 @@ def make_plan(
         fixed_pixels=FIXED_PIXELS.get(device, 0),
     )
     if not is_foreign and frozen_sizes:
-        plan = replace(plan, passes=WEIGHTS_PASSES, frozen_sizes=frozen_sizes)
+        plan = replace(plan, frozen_sizes=frozen_sizes)
     plan = _with_sizes(command, plan, counts)
     if plan.way == "pretrain" and not plan.frozen_sizes:  # the features of stage 1 are used, too
         plan = replace(plan, frozen_sizes=[plan.size])
@@ -200,7 +198,7 @@ def make_plan(
 def _with_sizes(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
     """Return the plan with the sizes of the images that networks learn from.
 
-    They are the largest at which there is time for the plan's passes. With weights they are not
+    They are the largest at which there is time for :data:`PASSES`. With weights they are not
     below half of the weights' size, and smaller images are enlarged.
     """
     if command.size:
@@ -221,7 +219,7 @@ def _with_sizes(command: TrainCommand, plan: Plan, counts: Counts) -> Plan:
         smallest = plan.frozen_sizes[0]
         size = smallest
         for side in SIZES:
-            has_time = plan.passes * plan.pass_seconds(counts.labelled, side) <= seconds / 2
+            has_time = PASSES * plan.pass_seconds(counts.labelled, side) <= seconds / 2
             if smallest <= side <= plan.frozen_sizes[-1] and has_time:
                 size = side
     elif plan.way == "pretrain":

@@ -30,6 +30,8 @@ IMAGES = 1024  # that :meth:`HogConv.learn_start` should see, at most
 DEPTHS = 3  # of a frozen network, before its last features
 # their weights in products of features. Each hand-made group has 1 (benchmarks/results/features.md)
 DEPTH_WEIGHTS = (0.5, 1.0, 1.0, 2.0)
+# of the logits of a network that learned (benchmarks/results/features.md)
+LEARNED_WEIGHT = 0.25
 BLOCKS = 6  # stages from which on they are the blocks of a transformer
 CONVNET: dict[str, Any] = {"name": "resnet10t", "kwargs": {"channels": [32, 64, 128, 256]}}
 
@@ -105,7 +107,7 @@ class HogConv(Hog):
 
     In training mode the fixed features are 0 if there is a network that learns. So a linear
     classifier on all features, fitted to the fixed ones and then trained, adds the logits of two
-    classifiers that learned apart.
+    classifiers that learned apart. Those of the network count a quarter.
 
     Args:
         in_chans: Channels of images.
@@ -177,7 +179,10 @@ class HogConv(Hog):
                 fixed = self.scaled(self.raw(x))
         if self.learned is None:
             return fixed
-        return torch.cat([fixed, self.learned(x).float()], dim=1)
+        learned = self.learned(x).float()
+        if not self.training:
+            learned = LEARNED_WEIGHT * learned
+        return torch.cat([fixed, learned], dim=1)
 
     @torch.no_grad()
     def learn_mixtures(self, batches: Iterable[Batch], seed: int) -> None:
