@@ -239,6 +239,7 @@ PAIR = dict(
 )
 DINO = {"method__hidden_dim": 24, "method__dim": 12, "method__momentum": 0.9}
 METHODS = {
+    "muon": IDMM | LINEAR | {"train__optimizer": "muon", "train__lr": 0.001},
     "supcon": PAIR | {"method__name": "supcon"},
     # a batch fills the queue: no key is lost; with seed 0 a ReLU of the head is so near its kink
     # that rounding decides
@@ -378,7 +379,7 @@ def test_two_processes_are_one(name, runs):
     compare(
         runs / f"{name}-one",
         runs / f"{name}-two",
-        NOISE if name == "adamw" else 1e-5,
+        NOISE if name in ("adamw", "muon") else 1e-5,
     )
 
 

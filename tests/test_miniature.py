@@ -68,10 +68,11 @@ def save_run(tmp_path, name, answers):
 def test_runs_and_verdicts(script, page, tmp_path):
     tree(tmp_path / "sets" / "fashion", train={"a": 8, "b": 8}, test={"a": 5, "b": 5})
     names = ["fashion-scratch-200-[01]", "fashion-idmm-400-0", "fashion-idmm-400-0-tuned"]
+    names += ["fashion-idmm_muon-50-0", "fashion-idmm_muon-50-0-tuned"]
     plan = script("--runs", *names, "fashion-idmm-400-0-tuned-112", "--plan")
-    assert "5 of 5 runs remain" in plan
+    assert "7 of 7 runs remain" in plan
     script("--tiny", "--runs", *names)
-    assert "0 of 4 runs remain" in script("--tiny", "--runs", *names)
+    assert "0 of 6 runs remain" in script("--tiny", "--runs", *names)
     tuned = read(tmp_path / "results/fashion-idmm-400-0-tuned.json")
     assert "--config paper --seed 0" in tuned["command"]
     assert "--init runs/miniature/" in tuned["command"]
@@ -81,6 +82,8 @@ def test_runs_and_verdicts(script, page, tmp_path):
     rows = page()
     assert rows["scratch"][3] == "2"
     assert rows["idmm is better than scratch (Table 2)"][2] != "not run yet"
+    assert rows["idmm, 50 epochs"][-1].count(",") == 2
+    assert "idmm, 100 epochs" not in rows
 
 
 def save_grid(folder):

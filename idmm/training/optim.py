@@ -1,8 +1,10 @@
 """AdamW, SGD or Muon over timm's parameter groups, and the recipes' learning rates."""
 
+from collections.abc import Iterator
+
 import torch
 from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
-from torch import nn
+from torch import Tensor, nn
 
 from idmm.config import Train
 from idmm.models import Backbone
@@ -43,7 +45,11 @@ def create_optimizer(
             extra = param_groups_weight_decay(module, train.weight_decay, fallback_list=last)
             groups += [{**group, "lr_scale": scale} for group in extra]
     if train.optimizer == "muon":
-        return create_optimizer_v2(groups, "muon", lr=lr, momentum=0.95, betas=(0.9, 0.999))
+        # the author's momentum, and the betas of AdamW
+        muon = create_optimizer_v2(groups, "muon", lr=lr, momentum=0.95, betas=(0.9, 0.999))
+        for kernel in _one_channel_kernels(backbone):  # which timm takes for depthwise ones
+            muon.state[kernel]["use_muon"] = True
+        return muon
     # timm's "sgd" is Nesterov's. Its momentum is 0.9
     name = {"adamw": "adamw", "sgd": "momentum"}[train.optimizer]
     return create_optimizer_v2(groups, name, lr=lr, weight_decay=0.0, fused=True)
@@ -66,6 +72,13 @@ def _exempt(backbone: Backbone) -> set[str]:
 def _classifiers(backbone: Backbone) -> set[str]:
     """Return the names of the parameters of a timm model's classifiers."""
     return {name for name, _ in backbone.named_parameters()} - backbone_keys(backbone)
+
+
+def _one_channel_kernels(backbone: nn.Module) -> Iterator[Tensor]:
+    """Yield the trained kernels that see images of one channel."""
+    for layer in backbone.modules():
+        if isinstance(layer, nn.Conv2d) and layer.in_channels == 1 and layer.weight.requires_grad:
+            yield layer.weight
 
 
 def _last_layers(name: str) -> tuple[str, ...]:
