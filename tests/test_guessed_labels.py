@@ -62,7 +62,7 @@ def test_few_labels_gain_by_images_without_one(tmp_path, capsys):
     for key in ("labelled", "subset"):
         out = tmp_path / key
         flags = {"data.name": "digits", f"data.{key}": "{per_class: 5}", "out": out}
-        call_ok(["train", *as_flags(flags | {"minutes": 0.2, "device": "cpu"}, {})])
+        call_ok(["train", *as_flags(flags | {"minutes": 5, "device": "cpu"}, {})])
         result = read(out / "result.json")
         assert result["train_size"] == 50
         top1[key] = result["top1"]

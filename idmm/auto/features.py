@@ -38,7 +38,7 @@ from idmm.training.device import pick_device
 ROWS = "rows.npz"
 BATCH = 16  # images at a time: on CPUs more are slower (benchmarks/results/speed.md)
 MOST_UNLABELLED = 20_000  # images without a label whose features are computed
-TIME_SHARE = 0.5  # of the time, after which other images get no features
+TIME_SHARE = 0.8  # of the time, after which other images get no features
 
 
 @dataclass(frozen=True)
