@@ -64,6 +64,24 @@ def test_classes_with_labels_are_trained(build, images, labelled, tmp_path, caps
     assert read(out / "result.json") == result, "a finished command changes nothing"
 
 
+def test_images_to_test_on_later_stay_unseen(tmp_path, capsys):
+    """``idmm suggest --test`` drew them, and nobody has filled in their classes."""
+    root = tree(tmp_path / "d", images={"": 24})
+    rows = ["path,class,split"]
+    rows += [f"images/{i}.png,{'cat' if i < 6 else 'dog'},train" for i in range(12)]
+    later = [f"images/{i}.png" for i in range(12, 16)]
+    rows += [f"{name},,test" for name in later]
+    labels = tmp_path / "labels.csv"
+    labels.write_text("\n".join(rows))
+    out = tmp_path / "x"
+    call_ok(command_line(root, out, way="pretrain", **{"data.labels": labels}))
+    assert "4 images to test on: no class is filled in" in capsys.readouterr().err
+    held_out = [row["path"] for row in read_csv(out / "predictions.csv")]
+    learned_from = names_of(out / "stage1", "train")
+    assert len(learned_from) + len(held_out) == 20
+    assert not {*learned_from} & {*later, *held_out}
+
+
 def test_one_class_is_too_few(tmp_path, capsys):
     root = tree(tmp_path / "d", train={"cat": 4}, test={"cat": 3, "dog": 3})
     (root / "train/dog").mkdir()

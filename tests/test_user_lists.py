@@ -262,7 +262,7 @@ def test_a_run_by_a_csv_with_splits_and_groups(flat, tmp_path, capsys, caplog):
     out = tmp_path / "run"
     assert tuned(out, flat, data__labels=labels) == 0
     errors = capsys.readouterr().err
-    assert f"data.labels: '{labels}' has no class for 3 of 15 images, which are left out" in errors
+    assert f"data.labels: '{labels}' has no class for 3 of 15 images\n" in errors
     assert "data.groups" not in errors, "no group is on both sides"
     assert result(out)["train_size"] == 8
     assert result(out)["test_size"] == 4
@@ -336,9 +336,12 @@ TWO = "expected two or more classes in the split train"
             "path,red\nx,y\n",
             "the header of 'FILE' lacks class, expected path,class. Its first line is 'path,red'",
         ),
-        ("path,class\n", f"'FILE' has no image to train on, {TWO}"),
+        ("path,class\n", f"'FILE' has no image with a class to train on, {TWO}"),
         ("path,class\nscans/p0_0.png,a\n", f"'FILE' has one class to train on ('a'), {TWO}"),
-        ("path,class,split\nnew/0.png,a,test\n", f"'FILE' has no image to train on, {TWO}"),
+        (
+            "path,class,split\nnew/0.png,a,test\n",
+            f"'FILE' has no image with a class to train on, {TWO}",
+        ),
         (
             "path,class,split\nscans/p0_0.png,a,train\nscans/p1_0.png,b,train\nscans/p2_0.png,c,test\n",
             "'FILE' has classes in test that train lacks: c",

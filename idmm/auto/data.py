@@ -70,6 +70,12 @@ def chosen_images(data: Data, out: Path, images: Listing) -> tuple[Data, Listing
             "test on",
             HELD_OUT,
         )
+        if images.aside:
+            log.warning(
+                "data.labels: %s to test on: no class is filled in. Accuracy on images that idmm "
+                "suggest chose is no estimate",
+                counted(len(images.aside), "image"),
+            )
     splits = divided(images, data, labelled=True, is_tested=True)
     is_folder = data.name == "folder"
     train = drawn(splits.train, data, labelled=not is_folder)
@@ -83,7 +89,8 @@ def chosen_images(data: Data, out: Path, images: Listing) -> tuple[Data, Listing
         data = by_list(data, out / SPLIT)
         again = list_images(data, labelled=True, unlabelled=True)
         return data, replace(again, untrained=listing.untrained)
-    write_csv(out / SPLIT, user_lists.class_rows(replace(splits, unlabelled=None).parts))
+    parts = replace(splits, unlabelled=None).parts
+    write_csv(out / SPLIT, user_lists.class_rows(parts, images.aside))
     if _is_list_needed(data):
         data = replace(data, labels=str(out / SPLIT), val_fraction=0.0)
         return data, list_images(data, labelled=True, unlabelled=True)

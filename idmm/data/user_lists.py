@@ -78,10 +78,8 @@ def read_with_labels(
     if faults:
         raise UserError(*faults)
     if without := len(images) - sum(len(names[part]) for part in PARTS):
-        log.info(
-            f"data.labels: '{file}' has no class for {without} of "
-            f"{counted(len(images), 'image')}, which are left out if labels are needed"
-        )
+        total = counted(len(images), "image")
+        log.info(f"data.labels: '{file}' has no class for {without} of {total}")
     splits = {}
     for part in PARTS:
         if names[part] or part == "train":
@@ -123,7 +121,7 @@ def _class_faults(file: str, rows: Iterable[_Labelled], classes: list[str]) -> l
         return [
             Fault(
                 "data.labels",
-                f"'{file}' has no image to train on, "
+                f"'{file}' has no image with a class to train on, "
                 "expected two or more classes in the split train",
             )
         ]
