@@ -210,8 +210,12 @@ def test_one_image_per_group(tmp_path, capsys):
 
 def test_many_images_on_several_sheets(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(steps, "LARGEST", 0)
+    monkeypatch.setattr(steps, "SAMPLE", 30)
+    monkeypatch.setattr(steps, "COMPONENTS", 8)
     monkeypatch.setattr(steps, "ON_A_SHEET", 3)
-    assert len({*suggested(plain, tmp_path / "1", 8)}) == 8
+    paths = suggested(plain, tmp_path / "1", 8)
+    assert len({*paths}) == 8
+    assert {*kinds(paths)} == {*KINDS}
     assert len([*(tmp_path / "1").glob("to_label-?.png")]) == 3
 
 

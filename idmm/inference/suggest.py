@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 from sklearn.cluster import KMeans, MiniBatchKMeans
+from sklearn.decomposition import PCA
 from sklearn.metrics import pairwise_distances_argmin_min
 from threadpoolctl import threadpool_limits
 
 from idmm.batch import Batch
 from idmm.config import Data, parsing
-from idmm.config.base import CROP_MODES
 from idmm.config.commands import SuggestConfig
 from idmm.data.fingerprint import copies
 from idmm.data.image_store import choose_crop_mode
@@ -41,6 +41,9 @@ from idmm.text import counted
 from idmm.training.device import pick_device
 
 SEEN = 1024  # images that hand-made features learn their components from
+# More images than these are compared by principal components, which these images give
+SAMPLE = 4096
+COMPONENTS = 256
 # Images times clusters: up to which K-means sees all images in each round, and by which it has as
 # many starts as fit, of which the best counts
 LARGEST = 1e8
@@ -165,6 +168,9 @@ def _network(config: SuggestConfig, train: Split) -> Network:
         )
     data = config.data
     channels = data.channels or 3
+    crop_mode = "center"  # a border would count as content
+    if choose_crop_mode(train) == "squash":
+        crop_mode = "squash"
     with seeded(derive(config.seed, "model")):
         model = create_backbone("hog_conv", in_chans=channels, learned={})
     assert isinstance(model, HogConv)
@@ -179,7 +185,7 @@ def _network(config: SuggestConfig, train: Split) -> Network:
         "features",
         data.range,
         bands_of(channels, data.bands),
-        CROP_MODES[choose_crop_mode(train)],
+        crop_mode,
     )
 
 
@@ -234,16 +240,31 @@ def _choose(train: Split, rows: Floats, config: SuggestConfig) -> Labels:
     starts = min(MOST_STARTS, 1 + int(STARTS / cost))
     means = kind(clusters, n_init=starts, random_state=derive(config.seed, "clusters") % 2**32)
     with threadpool_limits(1, "openmp"):  # threads would add up in any order
-        cluster = means.fit_predict(rows)  # [N]
+        compared = _compared(rows, config.seed)
+        cluster = means.fit_predict(compared)  # [N]
     size = np.bincount(cluster)[cluster]
     is_known = np.isin(cluster, cluster[has_label])
-    distance = np.square(rows - means.cluster_centers_[cluster]).sum(axis=1)
+    distance = np.square(compared - means.cluster_centers_[cluster]).sum(axis=1)
     by_distance = np.argsort(np.where(has_label, np.inf, distance), kind="stable")
     is_nearest = np.isin(np.arange(len(rows)), _first_of_each(by_distance, cluster))
     # the others count if there are groups, or equal images
     order = np.lexsort((distance, -size, ~is_nearest, is_known))
     order = order[~has_label[order]]
     return _first_of_each(order, units_of(train.known_labels, train.groups))[: config.count]
+
+
+def _compared(rows: Floats, seed: int) -> Floats:
+    """Return rows in random order, [N, d], or principal components of many, [N, COMPONENTS]."""
+    if len(rows) <= SAMPLE or rows.shape[1] <= COMPONENTS:
+        return rows
+    axes = PCA(
+        COMPONENTS,
+        svd_solver="randomized",
+        random_state=derive(seed, "components") % 2**32,
+    )
+    axes.fit(rows[:SAMPLE])
+    components: Floats = axes.transform(rows)
+    return components
 
 
 def _coverage(rows: Floats, numbers: Labels) -> float:
